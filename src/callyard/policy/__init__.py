@@ -1,0 +1,1 @@
+"""Pure rules, one a module: numbers in, a decision out. No IO, no clock."""

@@ -1,0 +1,90 @@
+"""The credit window of a streaming call list, and the order in which its batches reach the sink.
+
+Both bound memory: a batch needs a credit before it is built, and gives it back when the sink has taken its outputs, or
+when they are parked behind an earlier batch and the park still has room. Source: call-execution X20, X76.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class CreditWindow:
+    """At most `credits_max` batches outstanding."""
+
+    __slots__ = ("credits_max", "outstanding")
+
+    def __init__(self, credits_max: int) -> None:
+        if credits_max < 1:
+            raise ValueError(f"need at least one credit, got {credits_max}")
+        self.credits_max = credits_max
+        self.outstanding = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.outstanding < self.credits_max
+
+    def take(self) -> None:
+        """Reserve the credit of a batch that is about to be built."""
+        if not self.is_open:
+            raise ValueError(f"no credit left: {self.outstanding} of {self.credits_max} outstanding")
+        self.outstanding += 1
+
+    def give_back(self) -> None:
+        if self.outstanding < 1:
+            raise ValueError("a credit came back that nobody holds")
+        self.outstanding -= 1
+
+
+class ReorderBuffer(Generic[T]):
+    """Parks batches that settled early until the ones before them have settled.
+
+    `credit_held` batches are those parked above `parked_bytes_max`: their credit stays out, so production stops.
+    With `ordered=False` nothing is parked.
+    """
+
+    __slots__ = ("_next_index", "_ordered", "_parked", "parked_bytes", "parked_bytes_max")
+
+    def __init__(self, parked_bytes_max: int, *, ordered: bool = True) -> None:
+        self.parked_bytes_max = parked_bytes_max
+        self.parked_bytes = 0
+        self._ordered = ordered
+        self._next_index = 0
+        self._parked: dict[int, tuple[Sequence[T], int, bool]] = {}
+
+    def settle(self, batch_index: int, items: Sequence[T], size_bytes: int) -> bool:
+        """Take a settled batch. Returns whether its credit comes back now, at parking.
+
+        A batch that is next in line is not parked: its credit comes back when `pop_ready` hands it out and the sink
+        has taken it.
+        """
+        if batch_index in self._parked or (self._ordered and batch_index < self._next_index):
+            raise ValueError(f"batch {batch_index} settled twice")
+        is_next = not self._ordered or batch_index == self._next_index
+        parked = not is_next and self.parked_bytes + size_bytes <= self.parked_bytes_max
+        if parked:
+            self.parked_bytes += size_bytes
+        self._parked[batch_index] = (items, size_bytes, parked)
+        return parked
+
+    def pop_ready(self) -> tuple[int, Sequence[T], bool] | None:
+        """The next batch for the sink: its index, its items, and whether its credit is still out. None: wait."""
+        if self._ordered:
+            index = self._next_index
+            if index not in self._parked:
+                return None
+            self._next_index += 1
+        elif self._parked:
+            index = next(iter(self._parked))
+        else:
+            return None
+        items, size_bytes, parked = self._parked.pop(index)
+        if parked:
+            self.parked_bytes -= size_bytes
+        return index, items, not parked
+
+    def __len__(self) -> int:
+        return len(self._parked)

@@ -1,0 +1,42 @@
+"""Restart throttling of one pool slot.
+
+Only failed attaches, and exits nobody asked for of a process that had finished no call, count; every other loss
+restarts at once. Source: call-execution X45, X72.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    restart_delay_ms: int = 1_000
+    max_restarts: int = 10
+    restart_window_ms: int = 60_000
+    backoff_ms: int = 30_000
+
+
+class RestartThrottle:
+    """Counts the fruitless starts of one slot inside a sliding window."""
+
+    __slots__ = ("_fruitless_at_ms", "_policy")
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._fruitless_at_ms: deque[int] = deque()
+
+    def record_exit(self, now_ms: int, *, made_progress: bool) -> tuple[int, bool]:
+        """Delay in milliseconds before the next start, and whether the slot goes to BACKOFF."""
+        if made_progress:
+            return 0, False
+        policy = self._policy
+        fruitless = self._fruitless_at_ms
+        fruitless.append(now_ms)
+        while fruitless and fruitless[0] <= now_ms - policy.restart_window_ms:
+            fruitless.popleft()
+        if len(fruitless) > policy.max_restarts:
+            fruitless.clear()
+            return policy.backoff_ms, True
+        return policy.restart_delay_ms, False

@@ -1,0 +1,148 @@
+"""A call and its life: four states, one table, one function that applies it.
+
+A `Call` exists once for its whole life; a retry keeps its id. READY: may be bound (or waits for a retry timer).
+RUNNING: an executor holds a reservation for it. WAITING: it has open requests (IO, subcalls). DONE: terminal.
+Source: call-execution X3-X5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from callyard.errors import CallFailure, InvalidTransition
+from callyard.ids import CallId, Digest, FunctionId, RequestId
+
+if TYPE_CHECKING:
+    from callyard.scheduler.executors import ExecutorState
+    from callyard.scheduler.tasks import Batch, Task
+
+
+class CallState(IntEnum):
+    READY = 0
+    RUNNING = 1
+    WAITING = 2
+    DONE = 3
+
+
+class Trigger(IntEnum):
+    """What moves a call. A guard picks the trigger, the table picks the state."""
+
+    BOUND = 1
+    SUSPENDED = 2
+    RESUMED = 3
+    REQUEUED = 4
+    """Bind failed, refused, recalled, lost before it began, or a failed attempt that may run again."""
+    FINISHED = 5
+
+
+class StopReason(StrEnum):
+    """Why a task, or one running call, is told to stop."""
+
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    SHUTTING_DOWN = "shutting_down"
+    FAIL_FAST = "fail_fast"
+    MAX_FAILURES = "max_failures"
+    OUTPUT_BYTES_EXCEEDED = "output_bytes_exceeded"
+    SINK_FAILED = "sink_failed"
+
+
+READY, RUNNING, WAITING, DONE = CallState
+BOUND, SUSPENDED, RESUMED, REQUEUED, FINISHED = Trigger
+
+CALL_TRANSITIONS: Final[Mapping[tuple[CallState, Trigger], CallState]] = {
+    (READY, BOUND): RUNNING,
+    (READY, FINISHED): DONE,
+    (RUNNING, SUSPENDED): WAITING,
+    (RUNNING, REQUEUED): READY,
+    (RUNNING, FINISHED): DONE,
+    (WAITING, RESUMED): RUNNING,
+    (WAITING, REQUEUED): READY,
+    (WAITING, FINISHED): DONE,
+}
+
+_HISTORY_MASK: Final = (1 << 64) - 1
+
+
+class FunctionTarget(msgspec.Struct, frozen=True, gc=False):
+    """What the scheduler needs to know of a function, resolved when calls are prepared (X84)."""
+
+    function_id: FunctionId
+    digest: Digest
+    entry_selector: str
+    idempotent: bool = False
+    budget_ms: int | None = None
+    """Running time of one attempt; None: the task's default, 0: unlimited."""
+
+
+class NewCall(msgspec.Struct, frozen=True, gc=False):
+    """One row of a call list before it becomes a call: a target and arguments, or the failure that the row is."""
+
+    index: int
+    target: FunctionTarget | None
+    args: bytes
+    strings: bool = False
+    failure: CallFailure | None = None
+
+
+class CallResult(msgspec.Struct, frozen=True, gc=False):
+    """How one call ended: an output (JSON bytes as the executor sent them) or a failure."""
+
+    index: int
+    output: bytes | None
+    failure: CallFailure | None
+    attempts: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.failure is None
+
+
+class Call(msgspec.Struct, eq=False):
+    """The one carrier of a call's state. Only the scheduler changes it."""
+
+    call_id: CallId
+    task: Task
+    batch: Batch
+    index: int
+    """Place in the call list; results are reported under it."""
+    target: FunctionTarget
+    args: bytes
+    strings: bool
+    max_attempts: int
+    state: CallState = READY
+    attempt_seq: int = 0
+    """Rises with every bind, never goes back (X69)."""
+    attempt_count: int = 0
+    """Counts against max_attempts; given back when an attempt provably never began."""
+    executor: ExecutorState | None = None
+    """Holds its reservation; set exactly while RUNNING or WAITING."""
+    open_requests: set[RequestId] | None = None
+    """Requests the executor waits for; not empty exactly while WAITING."""
+    queued: bool = False
+    """In its task's ready queue; a subset of READY (the others wait for a retry timer)."""
+    stopping: StopReason | None = None
+    """A CancelCall is out; its terminal frame decides."""
+    history: int = 0
+    """The last eight triggers, a byte each, newest lowest."""
+
+    def apply(self, trigger: Trigger) -> None:
+        """Move by the table. Raises `InvalidTransition` with the call's history: the caller is our own code."""
+        state = CALL_TRANSITIONS.get((self.state, trigger))
+        if state is None:
+            raise InvalidTransition(
+                f"call {self.call_id}: no transition from {self.state.name} by {trigger.name}"
+                f" (attempt {self.attempt_seq}, history {' '.join(self.recent_triggers()) or 'none'})"
+            )
+        self.state = state
+        self.history = (self.history << 8 | trigger) & _HISTORY_MASK
+
+    def recent_triggers(self) -> list[str]:
+        """Names of the last triggers, oldest first."""
+        codes = self.history.to_bytes(8, "big").lstrip(b"\0")
+        return [Trigger(code).name for code in codes]

@@ -1,0 +1,868 @@
+"""The scheduler: which call runs where and when.
+
+Theory of operation. Tasks hold calls; calls that may run stand in their task's ready queue; tasks with ready calls
+take turns in a ring. A decision (`try_dispatch_next`) takes the head of the next task's queue, reserves it a place at
+the best executor and emits BindCall; the shell answers ExecutorBound and is told to DispatchCall. A terminal frame, a
+refusal or a loss releases the reservation in one place (`_release`) and ends the attempt: the call goes back to READY
+or, in one place too (`_finish`), to DONE. Whatever can change a count marks the task dirty; `flush_dirty_tasks` alone
+settles batches and converges tasks. The shell runs every turn as: handle events, then `flush_dirty_tasks` and
+`try_dispatch_next` until both are quiet.
+
+Nothing here waits, reads a clock or logs; `now_ms` and the random source come from outside. Identity is checked
+against reservations: a frame counts only if its executor holds one, live or draining, for that call and attempt.
+Source: call-execution X1-X23, X62-X77.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import assert_never
+
+import msgspec
+
+from callyard.errors import CallFailure, ErrorKind, Outcome, ProtocolError, fail, may_retry
+from callyard.ids import CallId, Digest, ExecutorId, TaskId, Tenant
+from callyard.policy.backoff import compute_backoff_ms, compute_refusal_delay_ms
+from callyard.scheduler import commands as c
+from callyard.scheduler import events as e
+from callyard.scheduler.calls import (
+    BOUND,
+    DONE,
+    FINISHED,
+    READY,
+    REQUEUED,
+    RESUMED,
+    RUNNING,
+    SUSPENDED,
+    WAITING,
+    Call,
+    CallResult,
+    NewCall,
+    StopReason,
+)
+from callyard.scheduler.commands import SchedulerCommand
+from callyard.scheduler.config import SchedulerConfig
+from callyard.scheduler.events import SchedulerEvent
+from callyard.scheduler.executors import ExecutorIndex, ExecutorState
+from callyard.scheduler.tasks import Batch, Task, TaskPlan
+
+_NOT_RUN_KINDS = frozenset(
+    {ErrorKind.SCHEMA, ErrorKind.NOT_FOUND, ErrorKind.DENIED, ErrorKind.SHUTTING_DOWN, ErrorKind.DEADLINE}
+)
+
+
+class SchedulerStatistics(msgspec.Struct, frozen=True):
+    """One consistent snapshot of the counts."""
+
+    tasks_active: int
+    tasks_waiting: int
+    calls: int
+    inflight: int
+    waiting: int
+    executors: int
+    finished: int
+    failed: int
+    retried: int
+    stale: int
+    refused: int
+
+
+class PreparedBatch(msgspec.Struct):
+    """Rows turned into calls, not yet known to the scheduler."""
+
+    task_id: TaskId
+    batch: Batch
+    failed_rows: int
+
+
+def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iterable[NewCall]) -> PreparedBatch:
+    """Build a batch's calls. No side effects: may run anywhere (X22). `commit_batch` is the only writer.
+
+    A row that came as a failure, or names no function, is that index's failure and becomes no call (X84).
+    """
+    batch = Batch(index=batch_index, results=[], first_index=first_index, remaining=0, calls=[])
+    results = batch.results
+    calls = batch.calls
+    prefix = f"{plan.task_id}-"
+    failed = 0
+    for row in rows:
+        if row.target is None:
+            failure = row.failure or fail(ErrorKind.NOT_FOUND, "the row names no function")
+            results.append(CallResult(row.index, None, failure))
+            failed += 1
+            continue
+        results.append(None)
+        calls.append(
+            Call(
+                call_id=CallId(f"{prefix}{row.index}"),
+                task=_UNCOMMITTED,
+                batch=batch,
+                index=row.index,
+                target=row.target,
+                args=row.args,
+                strings=row.strings,
+                max_attempts=plan.max_attempts,
+            )
+        )
+    batch.remaining = len(calls)
+    return PreparedBatch(plan.task_id, batch, failed)
+
+
+_UNCOMMITTED = Task(plan=TaskPlan(task_id=TaskId("")), ready=deque(), batches={})
+
+
+class Scheduler:
+    """One writer: only the worker's actor may call what changes state (X2).
+
+    `guard`, when given, is called at the start of each mutating method and raises for a foreign caller.
+    """
+
+    def __init__(self, config: SchedulerConfig, rng: Random, guard: Callable[[], None] | None = None) -> None:
+        self._config = config
+        self._rng = rng
+        self._guard = guard
+        self._calls: dict[CallId, Call] = {}
+        self._tasks: dict[TaskId, Task] = {}
+        self._index = ExecutorIndex(config)
+        self._rings: dict[Digest, deque[Task]] = {}
+        """Active tasks with ready calls, by the bundle of their next call; a task whose turn comes and who has none
+        leaves."""
+        self._ring_entries = 0
+        self._waiting_tasks: dict[Tenant, deque[Task]] = {}
+        """Tasks that wait for a slot, by tenant; tenants take turns in the dict's order."""
+        self._slots_taken = 0
+        self._dirty: list[Task] = []
+        self._counts: Counter[str] = Counter()
+
+    # --- tasks ------------------------------------------------------------------------------------------------
+
+    def commit_task(self, plan: TaskPlan) -> CallFailure | None:
+        """Open a task for batches. Returns a failure (`unavailable`) when too many tasks wait already (X18)."""
+        self._check_writer()
+        assert plan.task_id not in self._tasks, f"task {plan.task_id} committed twice"
+        task = Task(plan=plan, ready=deque(), batches={})
+        if not plan.uses_slot:
+            task.active = True
+        elif self._slots_taken < self._config.executor_task_slots:
+            task.active = True
+            self._slots_taken += 1
+        else:
+            waiting = sum(map(len, self._waiting_tasks.values()))
+            if waiting >= self._config.waiting_tasks_max:
+                return fail(
+                    ErrorKind.UNAVAILABLE,
+                    f"{waiting} tasks wait for one of executor_task_slots={self._config.executor_task_slots}",
+                    retry_after_ms=1_000,
+                )
+            self._waiting_tasks.setdefault(plan.tenant, deque()).append(task)
+        self._tasks[plan.task_id] = task
+        self._mark_dirty(task)
+        return None
+
+    def commit_batch(self, prepared: PreparedBatch) -> bool:
+        """Make a prepared batch's calls ready. Returns False, changing nothing, when the task stopped meanwhile."""
+        self._check_writer()
+        task = self._tasks.get(prepared.task_id)
+        if task is None or not task.production_open or task.stop_reason is not None:
+            return False
+        batch = prepared.batch
+        assert batch.index == task.next_batch_index, f"batch {batch.index} out of order in {task.task_id}"
+        assert len(batch.results) <= self._config.batch_max_rows, f"batch of {len(batch.results)} rows"
+        task.next_batch_index += 1
+        task.total_count += len(batch.results)
+        task.terminal_count += prepared.failed_rows
+        task.failed_count += prepared.failed_rows
+        task.batches[batch.index] = batch
+        calls = self._calls
+        for call in batch.calls:
+            assert call.call_id not in calls, f"call {call.call_id} committed twice"
+            call.task = task
+            call.queued = True
+            calls[call.call_id] = call
+        task.ready.extend(batch.calls)
+        self._enter_ring(task)
+        if batch.remaining == 0:
+            self._batch_ended(batch, task)
+        self._mark_dirty(task)
+        return True
+
+    def _enter_ring(self, task: Task) -> None:
+        if (
+            not task.in_ring
+            and task.active
+            and task.ready
+            and task.stop_reason is None
+            and task.inflight < self._config.task_max_inflight_calls
+        ):
+            task.in_ring = True
+            self._ring_entries += 1
+            self._rings.setdefault(task.ready[0].target.digest, deque()).append(task)
+
+    # --- decisions --------------------------------------------------------------------------------------------
+
+    def try_dispatch_next(self, now_ms: int) -> list[SchedulerCommand]:
+        """One admission decision: the BindCall of the next call in turn, or nothing.
+
+        Cost does not grow with the number of ready calls (X7, X23).
+        """
+        self._check_writer()
+        entered = self._ring_entries
+        for digest in list(self._rings):
+            task = self._next_in_turn(digest)
+            if task is None:
+                continue
+            ex = self._index.select(digest, now_ms)
+            if ex is None:
+                continue
+            ring = self._rings.pop(digest)
+            ring.rotate(-1)
+            self._rings[digest] = ring  # to the end: bundles take turns, as tasks do
+            return [self._bind(task.ready.popleft(), ex)]
+        if self._ring_entries != entered:  # a task moved to the ring of another bundle: look there too
+            return self.try_dispatch_next(now_ms)
+        return []
+
+    def _next_in_turn(self, digest: Digest) -> Task | None:
+        """The head of a bundle's ring, after those with nothing to bind have left it."""
+        ring = self._rings[digest]
+        while ring:
+            task = ring[0]
+            if (
+                task.ready
+                and task.ready[0].target.digest == digest
+                and task.stop_reason is None
+                and task.inflight < self._config.task_max_inflight_calls
+            ):
+                return task
+            ring.popleft()
+            task.in_ring = False
+            self._enter_ring(task)
+        del self._rings[digest]
+        return None
+
+    def _bind(self, call: Call, ex: ExecutorState) -> c.BindCall:
+        task = call.task
+        call.apply(BOUND)
+        call.queued = False
+        call.attempt_seq += 1
+        call.attempt_count += 1
+        call.executor = ex
+        task.inflight += 1
+        ex.live[call.call_id] = call.attempt_seq
+        ex.live_roots += 1
+        ex.digest = call.target.digest
+        self._index.touch(ex)
+        return c.BindCall(call.call_id, ex.executor_id, call.attempt_seq, self._budget_ms(call))
+
+    @staticmethod
+    def _budget_ms(call: Call) -> int:
+        own = call.target.budget_ms
+        return call.task.plan.default_budget_ms if own is None else own
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def handle(self, event: SchedulerEvent, now_ms: int) -> list[SchedulerCommand]:
+        """Take one fact; return what it orders. Raises `ProtocolError` when a peer broke its bounds."""
+        self._check_writer()
+        match event:
+            case e.ExecutorBound():
+                return self._on_bound(event)
+            case e.CallCompleted():
+                return self._on_completed(event)
+            case e.AttemptFailed():
+                return self._on_attempt_failed(event, now_ms)
+            case e.CallSuspended():
+                return self._on_suspended(event)
+            case e.CallResumed():
+                return self._on_resumed(event)
+            case e.RetryDue():
+                return self._on_retry_due(event)
+            case e.SnapshotUpdated():
+                return self._on_snapshot(event)
+            case e.BatchTaken():
+                return self._on_batch_taken(event)
+            case e.CallRefused():
+                return self._on_refused(event, now_ms)
+            case e.DispatchRejected():
+                return self._on_dispatch_rejected(event)
+            case e.ResumeSendFailed():
+                return self._on_resume_send_failed(event, now_ms)
+            case e.ExecutorAttached():
+                return self._on_attached(event)
+            case e.ExecutorSealed():
+                return self._on_sealed(event)
+            case e.ExecutorLost():
+                return self._on_lost(event, now_ms)
+            case e.TaskStopped():
+                return self._on_task_stopped(event)
+            case e.ProductionEnded():
+                return self._on_production_ended(event)
+            case _:
+                assert_never(event)
+
+    def _on_bound(self, event: e.ExecutorBound) -> list[SchedulerCommand]:
+        call = self._calls[event.call_id]
+        ex = call.executor
+        assert ex is not None, f"{call.call_id} bound without an executor"
+        ex.refusals = 0
+        target = call.target
+        return [
+            c.DispatchCall(
+                call.call_id,
+                call.task.plan.task_id,
+                ex.executor_id,
+                call.attempt_seq,
+                call.attempt_count,
+                target,
+                call.args,
+                call.strings,
+                self._budget_ms(call),
+            )
+        ]
+
+    def _current(self, executor_id: ExecutorId, call_id: CallId, attempt_seq: int) -> Call | None:
+        """The call, if this executor holds a reservation of exactly this, its current, attempt; else counted stale."""
+        call = self._calls.get(call_id)
+        if call is not None and call.attempt_seq == attempt_seq:
+            ex = call.executor
+            if ex is not None and ex.executor_id == executor_id:
+                return call
+        self._counts["stale"] += 1
+        return None
+
+    def _on_completed(self, event: e.CallCompleted) -> list[SchedulerCommand]:
+        call = self._current(event.executor_id, event.call_id, event.attempt_seq)
+        if call is None:
+            return self._release_stale(event.executor_id, event.call_id, event.attempt_seq)
+        unbind = self._release(call)
+        result = CallResult(call.index, event.output, None, call.attempt_count, event.notes)
+        self._finish(call, result)
+        return [unbind]
+
+    def _on_attempt_failed(self, event: e.AttemptFailed, now_ms: int) -> list[SchedulerCommand]:
+        call = self._current(event.executor_id, event.call_id, event.attempt_seq)
+        if call is None:
+            return self._release_stale(event.executor_id, event.call_id, event.attempt_seq)
+        commands: list[SchedulerCommand] = [self._release(call)]
+        if event.recalled:
+            self._requeue_unbegun(call)
+            return commands
+        rule = fail(
+            event.kind,
+            event.message,
+            outcome=event.outcome,
+            stack=event.stack,
+            local_variables=event.local_variables,
+        )
+        failure = msgspec.structs.replace(rule, details=event.details)
+        begun = not (failure.outcome is Outcome.NOT_RUN and event.kind is not ErrorKind.TRANSIENT)
+        return commands + self._end_attempt(call, failure, begun, now_ms, event.notes)
+
+    def _on_suspended(self, event: e.CallSuspended) -> list[SchedulerCommand]:
+        call = self._current(event.executor_id, event.call_id, event.attempt_seq)
+        if call is None:
+            return []
+        requests = call.open_requests
+        if requests is None:
+            requests = call.open_requests = set()
+        if event.request_id in requests:
+            self._counts["repeated_request"] += 1
+            return []
+        if len(requests) >= self._config.open_requests_max:
+            raise ProtocolError(
+                f"call {call.call_id} has {len(requests)} open requests, the most is {self._config.open_requests_max}"
+                f" ({event.executor_id})"
+            )
+        requests.add(event.request_id)
+        if call.state is RUNNING:
+            call.apply(SUSPENDED)
+            self._count_waiting(call, 1)
+        return []
+
+    def _on_resumed(self, event: e.CallResumed) -> list[SchedulerCommand]:
+        call = self._calls.get(event.call_id)
+        requests = None if call is None else call.open_requests
+        if (
+            call is None
+            or call.attempt_seq != event.attempt_seq
+            or requests is None
+            or event.request_id not in requests
+        ):
+            self._counts["unknown_request"] += 1
+            return []
+        requests.remove(event.request_id)
+        if not requests:
+            call.apply(RESUMED)
+            self._count_waiting(call, -1)
+        return []
+
+    def _count_waiting(self, call: Call, change: int) -> None:
+        ex = call.executor
+        assert ex is not None, f"{call.call_id} waits without an executor"
+        if call.call_id in ex.live:
+            ex.waiting += change
+            self._index.touch(ex)
+
+    def _on_retry_due(self, event: e.RetryDue) -> list[SchedulerCommand]:
+        call = self._calls.get(event.call_id)
+        if call is not None and call.state is READY and not call.queued:
+            self._enqueue(call)
+        return []
+
+    def _on_refused(self, event: e.CallRefused, now_ms: int) -> list[SchedulerCommand]:
+        call = self._calls.get(event.call_id)
+        if call is None or call.attempt_seq != event.attempt_seq or call.executor is None:
+            self._counts["stale"] += 1
+            return []
+        ex = call.executor
+        self._counts["refused"] += 1
+        commands: list[SchedulerCommand] = [self._release(call)]
+        ex.refusals += 1
+        delay = compute_refusal_delay_ms(ex.refusals, self._config.base_backoff_ms, self._config.refusal_delay_ms_max)
+        ex.blocked_until_ms = now_ms + delay
+        self._index.touch(ex)
+        self._requeue_unbegun(call)
+        if call.state is READY:
+            commands.append(c.ArmCallRetry(call.call_id, ex.blocked_until_ms))
+        return commands
+
+    def _on_dispatch_rejected(self, event: e.DispatchRejected) -> list[SchedulerCommand]:
+        call = self._calls.get(event.call_id)
+        if call is None or call.attempt_seq != event.attempt_seq or call.executor is None:
+            self._counts["stale"] += 1
+            return []
+        unbind = self._release(call)
+        call.attempt_count -= 1
+        failure = fail(event.kind, event.message, outcome=Outcome.NOT_RUN, attempts=call.attempt_count)
+        failure = msgspec.structs.replace(failure, details=event.details)
+        self._finish(call, CallResult(call.index, None, failure, call.attempt_count))
+        return [unbind]
+
+    def _on_resume_send_failed(self, event: e.ResumeSendFailed, now_ms: int) -> list[SchedulerCommand]:
+        call = self._calls.get(event.call_id)
+        if call is None or call.attempt_seq != event.attempt_seq or call.executor is None:
+            self._counts["stale"] += 1
+            return []
+        ex = call.executor
+        self._drain(call, ex)
+        cancel = c.CancelCall(call.call_id, ex.executor_id, call.attempt_seq, StopReason.CANCELLED)
+        self._detach(call)
+        failure = fail(
+            ErrorKind.CRASHED,
+            f"the answer to its request could not be sent to {ex.executor_id}",
+            cause="resume_send_failed",
+        )
+        return [cancel, *self._end_attempt(call, failure, True, now_ms, ())]
+
+    # --- attempts ---------------------------------------------------------------------------------------------
+
+    def _end_attempt(
+        self, call: Call, failure: CallFailure, begun: bool, now_ms: int, notes: tuple[str, ...]
+    ) -> list[SchedulerCommand]:
+        """An attempt of a released call failed: run it again or finish it (X12)."""
+        if not begun:
+            call.attempt_count -= 1
+        task = call.task
+        stopping = call.stopping is not None or task.stop_reason is not None
+        retryable = may_retry(failure.kind, idempotent=call.target.idempotent, begun=begun)
+        if retryable and not stopping and call.attempt_count < call.max_attempts:
+            self._counts["retried"] += 1
+            call.apply(REQUEUED)
+            base = task.plan.base_backoff_ms
+            delay = compute_backoff_ms(
+                max(1, call.attempt_count), self._config.base_backoff_ms if base is None else base, self._rng
+            )
+            asked = failure.details.get("retry_after_ms")
+            if isinstance(asked, int) and asked > delay:
+                delay = asked
+            self._mark_dirty(task)
+            return [c.ArmCallRetry(call.call_id, now_ms + delay)]
+        final = msgspec.structs.replace(failure, attempts=call.attempt_count, retryable=retryable)
+        self._finish(call, CallResult(call.index, None, final, call.attempt_count, notes))
+        return []
+
+    def _requeue_unbegun(self, call: Call) -> None:
+        """The attempt provably never began: READY at no cost, whatever the promise (X62, X69)."""
+        call.attempt_count -= 1
+        if call.stopping is not None:
+            self._finish(call, self._cancelled(call, call.stopping))
+            return
+        call.apply(REQUEUED)
+        self._enqueue(call)
+
+    def _enqueue(self, call: Call) -> None:
+        call.queued = True
+        call.task.ready.appendleft(call)
+        self._enter_ring(call.task)
+        self._mark_dirty(call.task)
+
+    def _cancelled(self, call: Call, reason: StopReason) -> CallResult:
+        """The result of a call that a stop kept from running, or from running again."""
+        attempts = call.attempt_count
+        outcome = Outcome.UNKNOWN if attempts else Outcome.NOT_RUN
+        if reason is StopReason.DEADLINE and not attempts:
+            failure = fail(ErrorKind.DEADLINE, "the deadline passed before it ran", limit="deadline_ms")
+        elif reason is StopReason.DEADLINE:
+            failure = fail(
+                ErrorKind.TIMEOUT,
+                "the deadline passed",
+                attempts=attempts,
+                outcome=outcome,
+                limit="deadline_ms",
+            )
+        else:
+            message = "cancelled before it ran" if not attempts else "cancelled before it could run again"
+            failure = fail(ErrorKind.CANCELLED, message, attempts=attempts, outcome=outcome, reason=reason.value)
+        return CallResult(call.index, None, failure, attempts)
+
+    def _release(self, call: Call) -> c.UnbindCall:
+        """Give back the call's reservation, live or draining. The one place that does (X35)."""
+        ex = call.executor
+        assert ex is not None, f"{call.call_id} holds no reservation"
+        if ex.live.pop(call.call_id, None) is not None:
+            ex.live_roots -= 1
+            if call.state is WAITING:
+                ex.waiting -= 1
+        else:
+            ex.draining.discard((call.call_id, call.attempt_seq))
+        ex.blocked_until_ms = 0
+        self._index.touch(ex)
+        unbind = c.UnbindCall(call.call_id, ex.executor_id, call.attempt_seq)
+        self._detach(call)
+        return unbind
+
+    def _detach(self, call: Call) -> None:
+        """The call belongs to no executor any more."""
+        call.executor = None
+        call.open_requests = None
+        task = call.task
+        task.inflight -= 1
+        self._enter_ring(task)
+
+    def _drain(self, call: Call, ex: ExecutorState) -> None:
+        """Its live reservation becomes a draining one, until the executor's terminal frame."""
+        if ex.live.pop(call.call_id, None) is None:
+            return
+        ex.live_roots -= 1
+        if call.state is WAITING:
+            ex.waiting -= 1
+        ex.draining.add((call.call_id, call.attempt_seq))
+        self._index.touch(ex)
+
+    def _release_stale(self, executor_id: ExecutorId, call_id: CallId, attempt_seq: int) -> list[SchedulerCommand]:
+        """A terminal frame of an attempt that counts no more frees the reservation that still drains for it."""
+        ex = self._index.executors.get(executor_id)
+        if ex is None or (call_id, attempt_seq) not in ex.draining:
+            return []
+        ex.draining.remove((call_id, attempt_seq))
+        self._index.touch(ex)
+        return [c.UnbindCall(call_id, executor_id, attempt_seq)]
+
+    def _finish(self, call: Call, result: CallResult) -> None:
+        """To DONE, and all accounting of it. A second time changes nothing (X5)."""
+        if call.state is DONE:
+            return
+        call.apply(FINISHED)
+        call.queued = False
+        task = call.task
+        batch = call.batch
+        batch.results[call.index - batch.first_index] = result
+        batch.remaining -= 1
+        task.terminal_count += 1
+        self._counts["finished"] += 1
+        if result.failure is not None:
+            task.failed_count += 1
+            self._counts["failed"] += 1
+        elif result.output is not None:
+            size = len(result.output)
+            batch.output_bytes += size
+            task.held_output_bytes += size
+            limit = self._config.max_collected_output_bytes
+            if limit and task.held_output_bytes > limit and task.stop_reason is None:
+                self._stop(task, StopReason.OUTPUT_BYTES_EXCEEDED)
+        if batch.remaining == 0:
+            self._batch_ended(batch, task)
+        if not task.dirty:
+            self._mark_dirty(task)
+
+    def _batch_ended(self, batch: Batch, task: Task) -> None:
+        task.settled.append(batch)
+
+    # --- executors --------------------------------------------------------------------------------------------
+
+    def _on_attached(self, event: e.ExecutorAttached) -> list[SchedulerCommand]:
+        snapshot = event.snapshot
+        assert snapshot.executor_id not in self._index.executors, f"{snapshot.executor_id} attached twice"
+        self._index.add(ExecutorState(executor_id=snapshot.executor_id, snapshot=snapshot))
+        return []
+
+    def _on_snapshot(self, event: e.SnapshotUpdated) -> list[SchedulerCommand]:
+        snapshot = event.snapshot
+        ex = self._index.executors.get(snapshot.executor_id)
+        if ex is None:
+            return []
+        if snapshot.heartbeat_seq > ex.snapshot.heartbeat_seq:
+            ex.hidden = max(0, snapshot.inflight_count - snapshot.runnable_count - ex.waiting)
+        elif snapshot.heartbeat_seq < ex.snapshot.heartbeat_seq:
+            self._counts["stale"] += 1
+            return []
+        ex.snapshot = snapshot
+        if snapshot.wants_replacement:
+            ex.sealed = True
+        self._index.touch(ex)
+        return []
+
+    def _on_sealed(self, event: e.ExecutorSealed) -> list[SchedulerCommand]:
+        ex = self._index.executors.get(event.executor_id)
+        if ex is not None:
+            ex.sealed = True
+            self._index.touch(ex)
+        return []
+
+    def _on_lost(self, event: e.ExecutorLost, now_ms: int) -> list[SchedulerCommand]:
+        """Its calls: those that had begun fail, the others go back to READY at no cost (X62)."""
+        ex = self._index.remove(event.executor_id)
+        if ex is None:
+            return []
+        commands: list[SchedulerCommand] = []
+        for call_id in [*ex.live, *(call_id for call_id, _ in ex.draining)]:
+            call = self._calls.get(call_id)
+            if call is None or call.executor is not ex:
+                continue
+            self._release(call)
+            if call_id not in event.begun:
+                self._requeue_unbegun(call)
+            elif call.stopping is not None:
+                self._finish(call, self._cancelled(call, call.stopping))
+            else:
+                failure = self._loss_failure(call, event)
+                commands += self._end_attempt(call, failure, True, now_ms, ())
+        return commands
+
+    def _loss_failure(self, call: Call, event: e.ExecutorLost) -> CallFailure:
+        details = dict(event.details)
+        charged = event.charged is None or event.charged == call.call_id
+        details["cause"] = event.cause if charged else "neighbour"
+        details["executor"] = event.executor_id
+        kind = ErrorKind.RESOURCE_LIMIT if event.resource_limit and charged else ErrorKind.CRASHED
+        message = event.message
+        if not charged:
+            message = f"lost with its process, which another call had blocked: {message}"
+        return msgspec.structs.replace(fail(kind, message), details=details)
+
+    # --- tasks end --------------------------------------------------------------------------------------------
+
+    def _on_task_stopped(self, event: e.TaskStopped) -> list[SchedulerCommand]:
+        task = self._tasks.get(event.task_id)
+        if task is None:
+            return []
+        self._stop(task, event.reason)
+        if not event.cancel_running:
+            return []
+        commands: list[SchedulerCommand] = []
+        for batch in task.batches.values():
+            if batch.remaining == 0:
+                continue
+            for call in batch.calls:
+                ex = call.executor
+                if ex is None or call.stopping is not None:
+                    continue
+                call.stopping = event.reason
+                self._drain(call, ex)
+                commands.append(c.CancelCall(call.call_id, ex.executor_id, call.attempt_seq, event.reason))
+        return commands
+
+    def _stop(self, task: Task, reason: StopReason) -> None:
+        """No more dispatching; what never ran is drained in the epilogue, once nothing is in flight."""
+        if task.stop_reason is None:
+            task.stop_reason = reason
+        self._mark_dirty(task)
+
+    def _on_production_ended(self, event: e.ProductionEnded) -> list[SchedulerCommand]:
+        task = self._tasks.get(event.task_id)
+        if task is not None:
+            task.production_open = False
+            self._mark_dirty(task)
+        return []
+
+    def _on_batch_taken(self, event: e.BatchTaken) -> list[SchedulerCommand]:
+        task = self._tasks.get(event.task_id)
+        if task is not None:
+            task.held_output_bytes -= task.untaken.pop(event.batch_index, 0)
+        return []
+
+    def _mark_dirty(self, task: Task) -> None:
+        if not task.dirty:
+            task.dirty = True
+            self._dirty.append(task)
+
+    def flush_dirty_tasks(self, now_ms: int) -> list[SchedulerCommand]:
+        """The epilogue: per dirty task StopCallProduction, drain, BatchSettled, ConvergeTaskCalls (X19).
+
+        Call it until it returns nothing: convergence frees a slot, which may make another task active.
+        """
+        self._check_writer()
+        commands: list[SchedulerCommand] = []
+        while self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for task in dirty:
+                task.dirty = False
+                self._settle_task(task, commands)
+        return commands
+
+    def _settle_task(self, task: Task, commands: list[SchedulerCommand]) -> None:
+        if task.stop_reason is not None:
+            if task.production_open and not task.production_stop_sent:
+                task.production_stop_sent = True
+                commands.append(c.StopCallProduction(task.task_id, task.stop_reason))
+            if task.inflight == 0:
+                self._drain_ready(task, task.stop_reason)
+        if task.settled:
+            settled, task.settled = task.settled, []
+            for batch in settled:
+                self._settle_batch(task, batch, commands)
+        if task.is_over:
+            self._converge(task, commands)
+
+    def _drain_ready(self, task: Task, reason: StopReason) -> None:
+        for batch in task.batches.values():
+            if batch.remaining:
+                for call in batch.calls:
+                    if call.state is READY:
+                        self._finish(call, self._cancelled(call, reason))
+        task.ready.clear()
+
+    def _settle_batch(self, task: Task, batch: Batch, commands: list[SchedulerCommand]) -> None:
+        del task.batches[batch.index]
+        for call in batch.calls:
+            del self._calls[call.call_id]
+        batch.calls = []
+        results: list[CallResult] = batch.results  # type: ignore[assignment]  # each has ended
+        discard = task.stop_reason is StopReason.OUTPUT_BYTES_EXCEEDED
+        if discard:
+            results = [self._discarded(result) for result in results]
+            task.held_output_bytes -= batch.output_bytes
+            batch.output_bytes = 0
+        if task.plan.streaming:
+            task.untaken[batch.index] = batch.output_bytes
+            commands.append(c.BatchSettled(task.task_id, batch.index, results, batch.output_bytes))
+        else:
+            task.results += results
+
+    def _discarded(self, result: CallResult) -> CallResult:
+        """Over max_collected_output_bytes the task's outputs are discarded (X21, X77)."""
+        if result.output is None:
+            return result
+        limit = self._config.max_collected_output_bytes
+        failure = fail(
+            ErrorKind.RESULT,
+            f"output discarded: the task held more than max_collected_output_bytes={limit}",
+            attempts=result.attempts,
+            limit="max_collected_output_bytes",
+        )
+        return CallResult(result.index, None, failure, result.attempts)
+
+    def _converge(self, task: Task, commands: list[SchedulerCommand]) -> None:
+        del self._tasks[task.task_id]
+        if task.active and task.plan.uses_slot:
+            self._slots_taken -= 1
+            self._activate_next()
+        elif not task.active:
+            self._forget_waiting(task)
+        results = sorted(task.results, key=lambda result: result.index)
+        if task.stop_reason is StopReason.OUTPUT_BYTES_EXCEEDED:
+            results = [self._discarded(result) for result in results]
+        commands.append(
+            c.ConvergeTaskCalls(
+                task_id=task.task_id,
+                success=task.failed_count == 0 and task.stop_reason is None,
+                outputs=[result.output for result in results if result.output is not None],
+                results=results,
+                stop_reason=task.stop_reason,
+                total_count=task.total_count,
+                failed_count=task.failed_count,
+            )
+        )
+
+    def _activate_next(self) -> None:
+        """Give the free slot to the next tenant's oldest waiting task."""
+        for tenant in self._waiting_tasks:
+            queue = self._waiting_tasks.pop(tenant)
+            task = queue.popleft()
+            if queue:
+                self._waiting_tasks[tenant] = queue  # to the end: tenants take turns
+            task.active = True
+            self._slots_taken += 1
+            self._enter_ring(task)
+            self._mark_dirty(task)
+            return
+
+    def _forget_waiting(self, task: Task) -> None:
+        queue = self._waiting_tasks[task.plan.tenant]
+        queue.remove(task)
+        if not queue:
+            del self._waiting_tasks[task.plan.tenant]
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def _check_writer(self) -> None:
+        if self._guard is not None:
+            self._guard()
+
+    def has_capacity_for(self, task_id: TaskId) -> bool:
+        """Whether the task may still commit batches."""
+        task = self._tasks.get(task_id)
+        return task is not None and task.production_open and task.stop_reason is None
+
+    def statistics(self) -> SchedulerStatistics:
+        executors = self._index.executors.values()
+        return SchedulerStatistics(
+            tasks_active=sum(task.active for task in self._tasks.values()),
+            tasks_waiting=sum(map(len, self._waiting_tasks.values())),
+            calls=len(self._calls),
+            inflight=sum(len(ex.live) for ex in executors),
+            waiting=sum(ex.waiting for ex in executors),
+            executors=len(self._index.executors),
+            finished=self._counts["finished"],
+            failed=self._counts["failed"],
+            retried=self._counts["retried"],
+            stale=self._counts["stale"],
+            refused=self._counts["refused"],
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the state contradicts itself. For tests; costs a full scan."""
+        held: Counter[ExecutorId] = Counter()
+        for call in self._calls.values():
+            ex = call.executor
+            running = call.state in (RUNNING, WAITING)
+            assert running == (ex is not None), f"reservation_iff_running: {call.call_id}"
+            assert (call.state is WAITING) == bool(call.open_requests), f"waiting_iff_open: {call.call_id}"
+            assert not call.queued or call.state is READY, f"queued_is_ready: {call.call_id}"
+            assert 0 <= call.attempt_count <= call.max_attempts, f"attempts_bounded: {call.call_id}"
+            assert call.attempt_count <= call.attempt_seq, f"seq_covers_count: {call.call_id}"
+            if ex is not None:
+                seq, drains = call.attempt_seq, (call.call_id, call.attempt_seq) in ex.draining
+                assert (ex.live.get(call.call_id) == seq) != drains, f"reservation_is_current: {call.call_id}"
+                held[ex.executor_id] += not drains
+        for ex in self._index.executors.values():
+            assert len(ex.live) == held[ex.executor_id] == ex.live_roots, f"live_counts: {ex.executor_id}"
+            assert ex.live_roots <= self._config.executor_max_inflight, f"inflight_max: {ex.executor_id}"
+            waiting = sum(self._calls[call_id].state is WAITING for call_id in ex.live)
+            assert ex.waiting == waiting, f"waiting_counts: {ex.executor_id}"
+        slots = 0
+        for task in self._tasks.values():
+            slots += task.active and task.plan.uses_slot
+            mine = [call for call in self._calls.values() if call.task is task]
+            inflight = sum(call.executor is not None for call in mine)
+            assert task.inflight == inflight, f"task_inflight: {task.task_id}"
+            assert inflight <= self._config.task_max_inflight_calls, f"task_inflight_max: {task.task_id}"
+            assert list(task.ready) == [call for call in task.ready if call.queued], f"ready: {task.task_id}"
+            assert len(task.ready) == sum(call.queued for call in mine), f"ready_queued: {task.task_id}"
+            rings = sum(task in ring for ring in self._rings.values())
+            assert rings == task.in_ring, f"ring: {task.task_id}"
+            unended = sum(batch.remaining for batch in task.batches.values())
+            assert task.total_count - task.terminal_count == unended, f"remaining: {task.task_id}"
+        assert slots == self._slots_taken <= self._config.executor_task_slots, "slots"

@@ -1,0 +1,169 @@
+"""Facts told to the scheduler: a closed set. The list of its inputs is a full recording of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from callyard.errors import ErrorKind, Outcome
+from callyard.ids import CallId, ExecutorId, RequestId, TaskId
+from callyard.scheduler.calls import StopReason
+from callyard.scheduler.executors import ExecutorSnapshot
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """A fact, in the past tense."""
+
+
+class ExecutorBound(Event, frozen=True):
+    """The shell reserved a context for the call's current attempt."""
+
+    call_id: CallId
+
+
+class CallCompleted(Event, frozen=True):
+    executor_id: ExecutorId
+    call_id: CallId
+    attempt_seq: int
+    output: bytes
+    notes: tuple[str, ...] = ()
+
+
+class AttemptFailed(Event, frozen=True):
+    """A terminal frame that is no success. `recalled` answers a recall of a call that had not begun (X93)."""
+
+    executor_id: ExecutorId
+    call_id: CallId
+    attempt_seq: int
+    kind: ErrorKind
+    message: str
+    outcome: Outcome | None = None
+    """None: the kind's own."""
+    recalled: bool = False
+    details: Mapping[str, Any] = {}
+    stack: str = ""
+    local_variables: Mapping[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+
+class CallRefused(Event, frozen=True):
+    """The bind or the send of the current attempt was refused before its frame left (X11, X70)."""
+
+    call_id: CallId
+    attempt_seq: int
+    cause: str
+
+
+class DispatchRejected(Event, frozen=True):
+    """The attempt cannot be sent at all: outside the pinned view, above the frame cap (X84). Final."""
+
+    call_id: CallId
+    attempt_seq: int
+    kind: ErrorKind
+    message: str
+    details: Mapping[str, Any] = {}
+
+
+class CallSuspended(Event, frozen=True):
+    """CallWaiting of kind io or subcall. `function_code` waits never come here (X40)."""
+
+    executor_id: ExecutorId
+    call_id: CallId
+    attempt_seq: int
+    request_id: RequestId
+
+
+class CallResumed(Event, frozen=True):
+    """The ResumeCall frame was flushed."""
+
+    call_id: CallId
+    attempt_seq: int
+    request_id: RequestId
+
+
+class ResumeSendFailed(Event, frozen=True):
+    """The resume could not be sent: the attempt is over (X36)."""
+
+    call_id: CallId
+    attempt_seq: int
+
+
+class RetryDue(Event, frozen=True):
+    """The timer of an ArmCallRetry fired."""
+
+    call_id: CallId
+
+
+class ExecutorAttached(Event, frozen=True):
+    """An executor's first heartbeat."""
+
+    snapshot: ExecutorSnapshot
+
+
+class SnapshotUpdated(Event, frozen=True):
+    snapshot: ExecutorSnapshot
+
+
+class ExecutorSealed(Event, frozen=True):
+    """It takes no more calls: its loss is under way, or it will be replaced."""
+
+    executor_id: ExecutorId
+
+
+class ExecutorLost(Event, frozen=True):
+    """The process is dead and reaped, its socket read to the end (X63)."""
+
+    executor_id: ExecutorId
+    cause: str
+    """`exited`, `signalled`, `heartbeat`, `wedge`, `malformed_frame`, `cancel_grace`, `stopped`, …"""
+    message: str
+    begun: frozenset[CallId]
+    """Calls whose begun-mark was set (X62)."""
+    charged: CallId | None = None
+    """The running call of a wedge: only it is charged with it (X38)."""
+    details: Mapping[str, Any] = {}
+    resource_limit: bool = False
+    """The kernel killed it for memory."""
+
+
+class TaskStopped(Event, frozen=True):
+    """Stop dispatching; with `cancel_running` also stop what runs."""
+
+    task_id: TaskId
+    reason: StopReason
+    cancel_running: bool = True
+
+
+class ProductionEnded(Event, frozen=True):
+    """The builder will commit no more batches."""
+
+    task_id: TaskId
+
+
+class BatchTaken(Event, frozen=True):
+    """The sink has taken a settled batch's outputs."""
+
+    task_id: TaskId
+    batch_index: int
+
+
+SchedulerEvent = (
+    ExecutorBound
+    | CallCompleted
+    | AttemptFailed
+    | CallRefused
+    | DispatchRejected
+    | CallSuspended
+    | CallResumed
+    | ResumeSendFailed
+    | RetryDue
+    | ExecutorAttached
+    | SnapshotUpdated
+    | ExecutorSealed
+    | ExecutorLost
+    | TaskStopped
+    | ProductionEnded
+    | BatchTaken
+)
