@@ -1,15 +1,20 @@
 """The credit window of a streaming call list, and the order in which its batches reach the sink.
 
 Both bound memory: a batch needs a credit before it is built, and gives it back when the sink has taken its outputs, or
-when they are parked behind an earlier batch and the park still has room. Source: call-execution X20, X76.
+when they are parked behind an earlier batch that has not settled, and the park still has room. What waits for the sink
+alone is not parked: its credit stays out, so that a slow reader stops production. Source: call-execution X20, X76.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
+
+ITEM_BYTES: Final = 256
+"""What a parked item costs beside its payload: its object, its number, a failure's text. Without it, a park full of
+failures, or of outputs of a byte each, would weigh nothing."""
 
 
 class CreditWindow:
@@ -42,8 +47,9 @@ class CreditWindow:
 class ReorderBuffer(Generic[T]):
     """Parks batches that settled early until the ones before them have settled.
 
-    `credit_held` batches are those parked above `parked_bytes_max`: their credit stays out, so production stops.
-    With `ordered=False` nothing is parked.
+    A batch gives its credit back at parking only while the sink keeps up (it has nothing to take) and no more than
+    `parked_bytes_max` are parked; else the credit stays out until the sink has taken it. So a sink that stops holds up
+    production after at most the window's batches, however early they settle. With `ordered=False` nothing is parked.
     """
 
     __slots__ = ("_next_index", "_ordered", "_parked", "parked_bytes", "parked_bytes_max")
@@ -56,15 +62,20 @@ class ReorderBuffer(Generic[T]):
         self._parked: dict[int, tuple[Sequence[T], int, bool]] = {}
 
     def settle(self, batch_index: int, items: Sequence[T], size_bytes: int) -> bool:
-        """Take a settled batch. Returns whether its credit comes back now, at parking.
+        """Take a settled batch whose payloads have `size_bytes`. Returns whether its credit comes back now, at parking.
 
         A batch that is next in line is not parked: its credit comes back when `pop_ready` hands it out and the sink
         has taken it.
         """
         if batch_index in self._parked or (self._ordered and batch_index < self._next_index):
             raise ValueError(f"batch {batch_index} settled twice")
-        is_next = not self._ordered or batch_index == self._next_index
-        parked = not is_next and self.parked_bytes + size_bytes <= self.parked_bytes_max
+        size_bytes += len(items) * ITEM_BYTES
+        parked = (
+            self._ordered
+            and batch_index != self._next_index
+            and self._next_index not in self._parked
+            and self.parked_bytes + size_bytes <= self.parked_bytes_max
+        )
         if parked:
             self.parked_bytes += size_bytes
         self._parked[batch_index] = (items, size_bytes, parked)

@@ -7,7 +7,7 @@ restarts at once. Source: call-execution X45, X72.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,12 @@ class RestartPolicy:
     max_restarts: int = 10
     restart_window_ms: int = 60_000
     backoff_ms: int = 30_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value < 0:
+                raise ValueError(f"{field.name} must be at least 0, got {value}")
 
 
 class RestartThrottle:

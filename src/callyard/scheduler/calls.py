@@ -49,6 +49,7 @@ class StopReason(StrEnum):
     MAX_FAILURES = "max_failures"
     OUTPUT_BYTES_EXCEEDED = "output_bytes_exceeded"
     SINK_FAILED = "sink_failed"
+    UNAVAILABLE = "unavailable"
 
 
 READY, RUNNING, WAITING, DONE = CallState
@@ -126,6 +127,10 @@ class Call(msgspec.Struct, eq=False):
     """Requests the executor waits for; not empty exactly while WAITING."""
     queued: bool = False
     """In its task's ready queue; a subset of READY (the others wait for a retry timer)."""
+    retry_at_ms: int = 0
+    """When a READY call that is not queued may run again."""
+    effect_unknown: bool = False
+    """An earlier attempt began and may have had its effect: a later attempt that did not run cannot undo that."""
     stopping: StopReason | None = None
     """A CancelCall is out; its terminal frame decides."""
     history: int = 0

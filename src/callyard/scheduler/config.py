@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +20,20 @@ class SchedulerConfig:
     open_requests_max: int = 1_024  # per call
     batch_max_rows: int = 8_192
     batch_max_args_bytes: int = 32 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.name in _MAY_BE_ZERO else 1
+            if value < least:
+                raise ValueError(f"{field.name} must be at least {least}, got {value}")
+
+
+_MAY_BE_ZERO = frozenset(
+    {
+        "executor_selection_sample_size",
+        "executor_memory_high_watermark",
+        "waiting_tasks_max",
+        "base_backoff_ms",
+        "max_collected_output_bytes",
+    }
+)

@@ -27,6 +27,7 @@ from callyard.ids import CallId, Digest, ExecutorId, TaskId, Tenant
 from callyard.policy.backoff import compute_backoff_ms, compute_refusal_delay_ms
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
+from callyard.scheduler import invariants
 from callyard.scheduler.calls import (
     BOUND,
     DONE,
@@ -48,10 +49,6 @@ from callyard.scheduler.events import SchedulerEvent
 from callyard.scheduler.executors import ExecutorIndex, ExecutorState
 from callyard.scheduler.tasks import Batch, Task, TaskPlan
 
-_NOT_RUN_KINDS = frozenset(
-    {ErrorKind.SCHEMA, ErrorKind.NOT_FOUND, ErrorKind.DENIED, ErrorKind.SHUTTING_DOWN, ErrorKind.DEADLINE}
-)
-
 
 class SchedulerStatistics(msgspec.Struct, frozen=True):
     """One consistent snapshot of the counts."""
@@ -61,12 +58,27 @@ class SchedulerStatistics(msgspec.Struct, frozen=True):
     calls: int
     inflight: int
     waiting: int
+    draining: int
+    """Reservations of stopped attempts that wait for their terminal frame."""
     executors: int
     finished: int
+    """Indexes with a result, rows that came as failures included."""
     failed: int
     retried: int
     stale: int
+    """Frames of attempts that are no longer current (X13)."""
+    dropped: int
+    """Late timers, and requests that were unknown or repeated (X4, X66)."""
     refused: int
+
+
+class TaskProgress(msgspec.Struct, frozen=True, gc=False):
+    """Root calls of one task: committed so far, ended, failed among those, and RUNNING or WAITING."""
+
+    total_count: int
+    terminal_count: int
+    failed_count: int
+    inflight: int
 
 
 class PreparedBatch(msgspec.Struct):
@@ -75,25 +87,29 @@ class PreparedBatch(msgspec.Struct):
     task_id: TaskId
     batch: Batch
     failed_rows: int
+    args_bytes: int
 
 
 def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iterable[NewCall]) -> PreparedBatch:
     """Build a batch's calls. No side effects: may run anywhere (X22). `commit_batch` is the only writer.
 
-    A row that came as a failure, or names no function, is that index's failure and becomes no call (X84).
+    Rows are numbered without gaps from `first_index`. A row that came as a failure, or names no function, is that
+    index's failure and becomes no call (X84).
     """
     batch = Batch(index=batch_index, results=[], first_index=first_index, remaining=0, calls=[])
     results = batch.results
     calls = batch.calls
     prefix = f"{plan.task_id}-"
-    failed = 0
-    for row in rows:
-        if row.target is None:
+    failed = args_bytes = 0
+    for index, row in enumerate(rows, first_index):
+        assert row.index == index, f"row {row.index} of {plan.task_id} at the place of {index}"
+        if row.target is None or row.failure is not None:
             failure = row.failure or fail(ErrorKind.NOT_FOUND, "the row names no function")
             results.append(CallResult(row.index, None, failure))
             failed += 1
             continue
         results.append(None)
+        args_bytes += len(row.args)
         calls.append(
             Call(
                 call_id=CallId(f"{prefix}{row.index}"),
@@ -107,7 +123,7 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
             )
         )
     batch.remaining = len(calls)
-    return PreparedBatch(plan.task_id, batch, failed)
+    return PreparedBatch(plan.task_id, batch, failed, args_bytes)
 
 
 _UNCOMMITTED = Task(plan=TaskPlan(task_id=TaskId("")), ready=deque(), batches={})
@@ -127,8 +143,8 @@ class Scheduler:
         self._tasks: dict[TaskId, Task] = {}
         self._index = ExecutorIndex(config)
         self._rings: dict[Digest, deque[Task]] = {}
-        """Active tasks with ready calls, by the bundle of their next call; a task whose turn comes and who has none
-        leaves."""
+        """Active tasks with ready calls, by the bundle of their next call. One that stopped, is at its limit or whose
+        next call belongs to another bundle leaves when its turn comes."""
         self._ring_entries = 0
         self._waiting_tasks: dict[Tenant, deque[Task]] = {}
         """Tasks that wait for a slot, by tenant; tenants take turns in the dict's order."""
@@ -142,6 +158,7 @@ class Scheduler:
         """Open a task for batches. Returns a failure (`unavailable`) when too many tasks wait already (X18)."""
         self._check_writer()
         assert plan.task_id not in self._tasks, f"task {plan.task_id} committed twice"
+        assert plan.max_attempts >= 1, f"task {plan.task_id}: max_attempts={plan.max_attempts}"
         task = Task(plan=plan, ready=deque(), batches={})
         if not plan.uses_slot:
             task.active = True
@@ -170,10 +187,13 @@ class Scheduler:
         batch = prepared.batch
         assert batch.index == task.next_batch_index, f"batch {batch.index} out of order in {task.task_id}"
         assert len(batch.results) <= self._config.batch_max_rows, f"batch of {len(batch.results)} rows"
+        assert prepared.args_bytes <= self._config.batch_max_args_bytes, f"batch of {prepared.args_bytes} bytes"
         task.next_batch_index += 1
         task.total_count += len(batch.results)
         task.terminal_count += prepared.failed_rows
         task.failed_count += prepared.failed_rows
+        self._counts["finished"] += prepared.failed_rows
+        self._counts["failed"] += prepared.failed_rows
         task.batches[batch.index] = batch
         calls = self._calls
         for call in batch.calls:
@@ -216,10 +236,16 @@ class Scheduler:
             ex = self._index.select(digest, now_ms)
             if ex is None:
                 continue
+            call = task.ready.popleft()
             ring = self._rings.pop(digest)
-            ring.rotate(-1)
-            self._rings[digest] = ring  # to the end: bundles take turns, as tasks do
-            return [self._bind(task.ready.popleft(), ex)]
+            if task.ready:
+                ring.rotate(-1)
+            else:
+                ring.popleft()
+                task.in_ring = False
+            if ring:
+                self._rings[digest] = ring  # to the end: bundles take turns, as tasks do
+            return [self._bind(call, ex)]
         if self._ring_entries != entered:  # a task moved to the ring of another bundle: look there too
             return self.try_dispatch_next(now_ms)
         return []
@@ -278,7 +304,7 @@ class Scheduler:
             case e.CallResumed():
                 return self._on_resumed(event)
             case e.RetryDue():
-                return self._on_retry_due(event)
+                return self._on_retry_due(event, now_ms)
             case e.SnapshotUpdated():
                 return self._on_snapshot(event)
             case e.BatchTaken():
@@ -306,7 +332,10 @@ class Scheduler:
         call = self._calls[event.call_id]
         ex = call.executor
         assert ex is not None, f"{call.call_id} bound without an executor"
-        ex.refusals = 0
+        if call.stopping is not None:  # stopped between bind and dispatch: it is never sent (X68)
+            unbind = self._release(call)
+            self._requeue_unbegun(call)
+            return [unbind]
         target = call.target
         return [
             c.DispatchCall(
@@ -328,6 +357,8 @@ class Scheduler:
         if call is not None and call.attempt_seq == attempt_seq:
             ex = call.executor
             if ex is not None and ex.executor_id == executor_id:
+                ex.refusals = 0  # it answers: what refused before was read since
+                ex.has_served = True
                 return call
         self._counts["stale"] += 1
         return None
@@ -345,6 +376,8 @@ class Scheduler:
         call = self._current(event.executor_id, event.call_id, event.attempt_seq)
         if call is None:
             return self._release_stale(event.executor_id, event.call_id, event.attempt_seq)
+        if event.recalled and call.open_requests is not None:
+            raise ProtocolError(f"{event.executor_id} gave back call {call.call_id}, which had begun")
         commands: list[SchedulerCommand] = [self._release(call)]
         if event.recalled:
             self._requeue_unbegun(call)
@@ -357,7 +390,14 @@ class Scheduler:
             local_variables=event.local_variables,
         )
         failure = msgspec.structs.replace(rule, details=event.details)
-        begun = not (failure.outcome is Outcome.NOT_RUN and event.kind is not ErrorKind.TRANSIENT)
+        begun = failure.outcome is not Outcome.NOT_RUN or event.kind is ErrorKind.TRANSIENT
+        if call.stopping is not None and event.kind is ErrorKind.CANCELLED:
+            if not begun:
+                call.attempt_count -= 1
+            stopped = self._stopped_failure(call, call.stopping, begun=begun)
+            stopped = msgspec.structs.replace(stopped, stack=event.stack, local_variables=event.local_variables)
+            self._finish(call, CallResult(call.index, None, stopped, call.attempt_count, event.notes))
+            return commands
         return commands + self._end_attempt(call, failure, begun, now_ms, event.notes)
 
     def _on_suspended(self, event: e.CallSuspended) -> list[SchedulerCommand]:
@@ -368,7 +408,7 @@ class Scheduler:
         if requests is None:
             requests = call.open_requests = set()
         if event.request_id in requests:
-            self._counts["repeated_request"] += 1
+            self._counts["dropped"] += 1
             return []
         if len(requests) >= self._config.open_requests_max:
             raise ProtocolError(
@@ -390,7 +430,7 @@ class Scheduler:
             or requests is None
             or event.request_id not in requests
         ):
-            self._counts["unknown_request"] += 1
+            self._counts["dropped"] += 1
             return []
         requests.remove(event.request_id)
         if not requests:
@@ -405,9 +445,15 @@ class Scheduler:
             ex.waiting += change
             self._index.touch(ex)
 
-    def _on_retry_due(self, event: e.RetryDue) -> list[SchedulerCommand]:
+    def _on_retry_due(self, event: e.RetryDue, now_ms: int) -> list[SchedulerCommand]:
         call = self._calls.get(event.call_id)
-        if call is not None and call.state is READY and not call.queued:
+        if call is None or call.state is not READY:
+            self._counts["dropped"] += 1
+        elif call.queued:
+            pass  # the wake-up after a refusal: the call is in the queue already
+        elif now_ms < call.retry_at_ms:  # the timer of an earlier arming: it must not cut this wait short
+            return [c.ArmCallRetry(call.call_id, call.retry_at_ms)]
+        else:
             self._enqueue(call)
         return []
 
@@ -417,15 +463,18 @@ class Scheduler:
             self._counts["stale"] += 1
             return []
         ex = call.executor
-        self._counts["refused"] += 1
         commands: list[SchedulerCommand] = [self._release(call)]
+        self._free_unused(ex)
+        if call.stopping is not None:  # not sent because it was stopped: no refusal of the executor's
+            self._requeue_unbegun(call)
+            return commands
+        self._counts["refused"] += 1
         ex.refusals += 1
         delay = compute_refusal_delay_ms(ex.refusals, self._config.base_backoff_ms, self._config.refusal_delay_ms_max)
         ex.blocked_until_ms = now_ms + delay
         self._index.touch(ex)
         self._requeue_unbegun(call)
-        if call.state is READY:
-            commands.append(c.ArmCallRetry(call.call_id, ex.blocked_until_ms))
+        commands.append(c.ArmCallRetry(call.call_id, ex.blocked_until_ms))
         return commands
 
     def _on_dispatch_rejected(self, event: e.DispatchRejected) -> list[SchedulerCommand]:
@@ -433,11 +482,13 @@ class Scheduler:
         if call is None or call.attempt_seq != event.attempt_seq or call.executor is None:
             self._counts["stale"] += 1
             return []
+        ex = call.executor
         unbind = self._release(call)
-        call.attempt_count -= 1
-        failure = fail(event.kind, event.message, outcome=Outcome.NOT_RUN, attempts=call.attempt_count)
+        self._free_unused(ex)
+        failure = fail(event.kind, event.message, outcome=Outcome.NOT_RUN)
         failure = msgspec.structs.replace(failure, details=event.details)
-        self._finish(call, CallResult(call.index, None, failure, call.attempt_count))
+        call.attempt_count -= 1
+        self._fail(call, failure, ())
         return [unbind]
 
     def _on_resume_send_failed(self, event: e.ResumeSendFailed, now_ms: int) -> list[SchedulerCommand]:
@@ -445,6 +496,8 @@ class Scheduler:
         if call is None or call.attempt_seq != event.attempt_seq or call.executor is None:
             self._counts["stale"] += 1
             return []
+        if call.stopping is not None:
+            return []  # its CancelCall is out: the terminal frame, or the loss, decides
         ex = call.executor
         self._drain(call, ex)
         cancel = c.CancelCall(call.call_id, ex.executor_id, call.attempt_seq, StopReason.CANCELLED)
@@ -470,6 +523,7 @@ class Scheduler:
         if retryable and not stopping and call.attempt_count < call.max_attempts:
             self._counts["retried"] += 1
             call.apply(REQUEUED)
+            call.effect_unknown |= failure.outcome is not Outcome.NOT_RUN
             base = task.plan.base_backoff_ms
             delay = compute_backoff_ms(
                 max(1, call.attempt_count), self._config.base_backoff_ms if base is None else base, self._rng
@@ -477,17 +531,25 @@ class Scheduler:
             asked = failure.details.get("retry_after_ms")
             if isinstance(asked, int) and asked > delay:
                 delay = asked
+            call.retry_at_ms = now_ms + delay
             self._mark_dirty(task)
-            return [c.ArmCallRetry(call.call_id, now_ms + delay)]
-        final = msgspec.structs.replace(failure, attempts=call.attempt_count, retryable=retryable)
-        self._finish(call, CallResult(call.index, None, final, call.attempt_count, notes))
+            return [c.ArmCallRetry(call.call_id, call.retry_at_ms)]
+        self._fail(call, msgspec.structs.replace(failure, retryable=retryable), notes)
         return []
+
+    def _fail(self, call: Call, failure: CallFailure, notes: tuple[str, ...]) -> None:
+        """The final failure: `attempts` says how many had begun, and an earlier unknown effect stays unknown."""
+        outcome = failure.outcome
+        if outcome is Outcome.NOT_RUN and call.effect_unknown:
+            outcome = Outcome.UNKNOWN
+        final = msgspec.structs.replace(failure, attempts=call.attempt_count, outcome=outcome)
+        self._finish(call, CallResult(call.index, None, final, call.attempt_count, notes))
 
     def _requeue_unbegun(self, call: Call) -> None:
         """The attempt provably never began: READY at no cost, whatever the promise (X62, X69)."""
         call.attempt_count -= 1
         if call.stopping is not None:
-            self._finish(call, self._cancelled(call, call.stopping))
+            self._finish_stopped(call, call.stopping)
             return
         call.apply(REQUEUED)
         self._enqueue(call)
@@ -498,24 +560,25 @@ class Scheduler:
         self._enter_ring(call.task)
         self._mark_dirty(call.task)
 
-    def _cancelled(self, call: Call, reason: StopReason) -> CallResult:
-        """The result of a call that a stop kept from running, or from running again."""
+    def _finish_stopped(self, call: Call, reason: StopReason, *, begun: bool = False) -> None:
+        failure = self._stopped_failure(call, reason, begun=begun)
+        self._finish(call, CallResult(call.index, None, failure, call.attempt_count))
+
+    @staticmethod
+    def _stopped_failure(call: Call, reason: StopReason, *, begun: bool) -> CallFailure:
+        """Of a call that a stop ended; `begun` says whether it was running then."""
         attempts = call.attempt_count
-        outcome = Outcome.UNKNOWN if attempts else Outcome.NOT_RUN
-        if reason is StopReason.DEADLINE and not attempts:
-            failure = fail(ErrorKind.DEADLINE, "the deadline passed before it ran", limit="deadline_ms")
-        elif reason is StopReason.DEADLINE:
-            failure = fail(
-                ErrorKind.TIMEOUT,
-                "the deadline passed",
-                attempts=attempts,
-                outcome=outcome,
-                limit="deadline_ms",
-            )
-        else:
-            message = "cancelled before it ran" if not attempts else "cancelled before it could run again"
-            failure = fail(ErrorKind.CANCELLED, message, attempts=attempts, outcome=outcome, reason=reason.value)
-        return CallResult(call.index, None, failure, attempts)
+        when = "while it ran" if begun else "before it could run again" if attempts else "before it ran"
+        outcome = Outcome.UNKNOWN if begun or call.effect_unknown else Outcome.NOT_RUN
+        message = "" if attempts else call.task.stop_message
+        if reason is StopReason.UNAVAILABLE and not attempts:
+            return fail(ErrorKind.UNAVAILABLE, message or "no executor")
+        if reason is StopReason.DEADLINE:
+            kind = ErrorKind.TIMEOUT if attempts else ErrorKind.DEADLINE
+            message = message or f"the deadline passed {when}"
+            return fail(kind, message, attempts=attempts, outcome=outcome, limit="deadline_ms")
+        message = message or f"cancelled {when}"
+        return fail(ErrorKind.CANCELLED, message, attempts=attempts, outcome=outcome, reason=reason.value)
 
     def _release(self, call: Call) -> c.UnbindCall:
         """Give back the call's reservation, live or draining. The one place that does (X35)."""
@@ -525,6 +588,8 @@ class Scheduler:
             ex.live_roots -= 1
             if call.state is WAITING:
                 ex.waiting -= 1
+            elif ex.hidden:
+                ex.hidden -= 1  # what ended was running: it may have been one of those, and fewer is the safe side
         else:
             ex.draining.discard((call.call_id, call.attempt_seq))
         ex.blocked_until_ms = 0
@@ -551,12 +616,19 @@ class Scheduler:
         ex.draining.add((call.call_id, call.attempt_seq))
         self._index.touch(ex)
 
+    def _free_unused(self, ex: ExecutorState) -> None:
+        """Nothing was ever sent to it: it is bound to no bundle after all."""
+        if not (ex.has_served or ex.live or ex.draining):
+            ex.digest = None
+
     def _release_stale(self, executor_id: ExecutorId, call_id: CallId, attempt_seq: int) -> list[SchedulerCommand]:
         """A terminal frame of an attempt that counts no more frees the reservation that still drains for it."""
         ex = self._index.executors.get(executor_id)
         if ex is None or (call_id, attempt_seq) not in ex.draining:
             return []
         ex.draining.remove((call_id, attempt_seq))
+        ex.blocked_until_ms = 0
+        ex.has_served = True
         self._index.touch(ex)
         return [c.UnbindCall(call_id, executor_id, attempt_seq)]
 
@@ -595,7 +667,9 @@ class Scheduler:
     def _on_attached(self, event: e.ExecutorAttached) -> list[SchedulerCommand]:
         snapshot = event.snapshot
         assert snapshot.executor_id not in self._index.executors, f"{snapshot.executor_id} attached twice"
-        self._index.add(ExecutorState(executor_id=snapshot.executor_id, snapshot=snapshot))
+        self._index.add(
+            ExecutorState(executor_id=snapshot.executor_id, snapshot=snapshot, sealed=snapshot.wants_replacement)
+        )
         return []
 
     def _on_snapshot(self, event: e.SnapshotUpdated) -> list[SchedulerCommand]:
@@ -604,13 +678,12 @@ class Scheduler:
         if ex is None:
             return []
         if snapshot.heartbeat_seq > ex.snapshot.heartbeat_seq:
-            ex.hidden = max(0, snapshot.inflight_count - snapshot.runnable_count - ex.waiting)
-        elif snapshot.heartbeat_seq < ex.snapshot.heartbeat_seq:
+            ex.take_heartbeat(snapshot)
+        elif snapshot.heartbeat_seq == ex.snapshot.heartbeat_seq:
+            ex.take_limits(snapshot)
+        else:
             self._counts["stale"] += 1
             return []
-        ex.snapshot = snapshot
-        if snapshot.wants_replacement:
-            ex.sealed = True
         self._index.touch(ex)
         return []
 
@@ -627,15 +700,17 @@ class Scheduler:
         if ex is None:
             return []
         commands: list[SchedulerCommand] = []
-        for call_id in [*ex.live, *(call_id for call_id, _ in ex.draining)]:
+        held = [*ex.live, *(call_id for call_id, _ in sorted(ex.draining))]
+        for call_id in reversed(held):  # each returns to the head of its queue: the first bound is first again
             call = self._calls.get(call_id)
             if call is None or call.executor is not ex:
                 continue
+            begun = call_id in event.begun or call.open_requests is not None  # a request proves it
             self._release(call)
-            if call_id not in event.begun:
+            if not begun:
                 self._requeue_unbegun(call)
             elif call.stopping is not None:
-                self._finish(call, self._cancelled(call, call.stopping))
+                self._finish_stopped(call, call.stopping, begun=True)
             else:
                 failure = self._loss_failure(call, event)
                 commands += self._end_attempt(call, failure, True, now_ms, ())
@@ -649,6 +724,7 @@ class Scheduler:
         kind = ErrorKind.RESOURCE_LIMIT if event.resource_limit and charged else ErrorKind.CRASHED
         message = event.message
         if not charged:
+            details.pop("limit", None)
             message = f"lost with its process, which another call had blocked: {message}"
         return msgspec.structs.replace(fail(kind, message), details=details)
 
@@ -658,6 +734,8 @@ class Scheduler:
         task = self._tasks.get(event.task_id)
         if task is None:
             return []
+        if task.stop_reason is None:
+            task.stop_message = event.message
         self._stop(task, event.reason)
         if not event.cancel_running:
             return []
@@ -708,8 +786,8 @@ class Scheduler:
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             for task in dirty:
-                task.dirty = False
                 self._settle_task(task, commands)
+                task.dirty = False  # last: what the drain ends is settled in the same pass
         return commands
 
     def _settle_task(self, task: Task, commands: list[SchedulerCommand]) -> None:
@@ -731,7 +809,7 @@ class Scheduler:
             if batch.remaining:
                 for call in batch.calls:
                     if call.state is READY:
-                        self._finish(call, self._cancelled(call, reason))
+                        self._finish_stopped(call, reason)
         task.ready.clear()
 
     def _settle_batch(self, task: Task, batch: Batch, commands: list[SchedulerCommand]) -> None:
@@ -742,7 +820,7 @@ class Scheduler:
         results: list[CallResult] = batch.results  # type: ignore[assignment]  # each has ended
         discard = task.stop_reason is StopReason.OUTPUT_BYTES_EXCEEDED
         if discard:
-            results = [self._discarded(result) for result in results]
+            results = self._discard(task, results)
             task.held_output_bytes -= batch.output_bytes
             batch.output_bytes = 0
         if task.plan.streaming:
@@ -751,10 +829,14 @@ class Scheduler:
         else:
             task.results += results
 
-    def _discarded(self, result: CallResult) -> CallResult:
+    def _discard(self, task: Task, results: list[CallResult]) -> list[CallResult]:
         """Over max_collected_output_bytes the task's outputs are discarded (X21, X77)."""
-        if result.output is None:
-            return result
+        discarded = sum(result.ok for result in results)
+        task.failed_count += discarded
+        self._counts["failed"] += discarded
+        return [self._discarded(result) if result.ok else result for result in results]
+
+    def _discarded(self, result: CallResult) -> CallResult:
         limit = self._config.max_collected_output_bytes
         failure = fail(
             ErrorKind.RESULT,
@@ -766,6 +848,8 @@ class Scheduler:
 
     def _converge(self, task: Task, commands: list[SchedulerCommand]) -> None:
         del self._tasks[task.task_id]
+        if task.in_ring:
+            self._leave_ring(task)
         if task.active and task.plan.uses_slot:
             self._slots_taken -= 1
             self._activate_next()
@@ -773,7 +857,7 @@ class Scheduler:
             self._forget_waiting(task)
         results = sorted(task.results, key=lambda result: result.index)
         if task.stop_reason is StopReason.OUTPUT_BYTES_EXCEEDED:
-            results = [self._discarded(result) for result in results]
+            results = self._discard(task, results)
         commands.append(
             c.ConvergeTaskCalls(
                 task_id=task.task_id,
@@ -799,6 +883,16 @@ class Scheduler:
             self._mark_dirty(task)
             return
 
+    def _leave_ring(self, task: Task) -> None:
+        """Of a task that a stop ended before its turn came."""
+        for digest, ring in self._rings.items():
+            if task in ring:
+                ring.remove(task)
+                if not ring:
+                    del self._rings[digest]
+                break
+        task.in_ring = False
+
     def _forget_waiting(self, task: Task) -> None:
         queue = self._waiting_tasks[task.plan.tenant]
         queue.remove(task)
@@ -816,6 +910,13 @@ class Scheduler:
         task = self._tasks.get(task_id)
         return task is not None and task.production_open and task.stop_reason is None
 
+    def progress(self, task_id: TaskId) -> TaskProgress | None:
+        """A task's counts now; None once it converged."""
+        task = self._tasks.get(task_id)
+        if task is None:
+            return None
+        return TaskProgress(task.total_count, task.terminal_count, task.failed_count, task.inflight)
+
     def statistics(self) -> SchedulerStatistics:
         executors = self._index.executors.values()
         return SchedulerStatistics(
@@ -824,45 +925,16 @@ class Scheduler:
             calls=len(self._calls),
             inflight=sum(len(ex.live) for ex in executors),
             waiting=sum(ex.waiting for ex in executors),
+            draining=sum(len(ex.draining) for ex in executors),
             executors=len(self._index.executors),
             finished=self._counts["finished"],
             failed=self._counts["failed"],
             retried=self._counts["retried"],
             stale=self._counts["stale"],
+            dropped=self._counts["dropped"],
             refused=self._counts["refused"],
         )
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the state contradicts itself. For tests; costs a full scan."""
-        held: Counter[ExecutorId] = Counter()
-        for call in self._calls.values():
-            ex = call.executor
-            running = call.state in (RUNNING, WAITING)
-            assert running == (ex is not None), f"reservation_iff_running: {call.call_id}"
-            assert (call.state is WAITING) == bool(call.open_requests), f"waiting_iff_open: {call.call_id}"
-            assert not call.queued or call.state is READY, f"queued_is_ready: {call.call_id}"
-            assert 0 <= call.attempt_count <= call.max_attempts, f"attempts_bounded: {call.call_id}"
-            assert call.attempt_count <= call.attempt_seq, f"seq_covers_count: {call.call_id}"
-            if ex is not None:
-                seq, drains = call.attempt_seq, (call.call_id, call.attempt_seq) in ex.draining
-                assert (ex.live.get(call.call_id) == seq) != drains, f"reservation_is_current: {call.call_id}"
-                held[ex.executor_id] += not drains
-        for ex in self._index.executors.values():
-            assert len(ex.live) == held[ex.executor_id] == ex.live_roots, f"live_counts: {ex.executor_id}"
-            assert ex.live_roots <= self._config.executor_max_inflight, f"inflight_max: {ex.executor_id}"
-            waiting = sum(self._calls[call_id].state is WAITING for call_id in ex.live)
-            assert ex.waiting == waiting, f"waiting_counts: {ex.executor_id}"
-        slots = 0
-        for task in self._tasks.values():
-            slots += task.active and task.plan.uses_slot
-            mine = [call for call in self._calls.values() if call.task is task]
-            inflight = sum(call.executor is not None for call in mine)
-            assert task.inflight == inflight, f"task_inflight: {task.task_id}"
-            assert inflight <= self._config.task_max_inflight_calls, f"task_inflight_max: {task.task_id}"
-            assert list(task.ready) == [call for call in task.ready if call.queued], f"ready: {task.task_id}"
-            assert len(task.ready) == sum(call.queued for call in mine), f"ready_queued: {task.task_id}"
-            rings = sum(task in ring for ring in self._rings.values())
-            assert rings == task.in_ring, f"ring: {task.task_id}"
-            unended = sum(batch.remaining for batch in task.batches.values())
-            assert task.total_count - task.terminal_count == unended, f"remaining: {task.task_id}"
-        assert slots == self._slots_taken <= self._config.executor_task_slots, "slots"
+        invariants.check(self)

@@ -134,6 +134,8 @@ class TaskStopped(Event, frozen=True):
     task_id: TaskId
     reason: StopReason
     cancel_running: bool = True
+    message: str = ""
+    """What the calls that never ran report; empty: the reason's own text."""
 
 
 class ProductionEnded(Event, frozen=True):

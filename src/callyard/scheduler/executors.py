@@ -2,8 +2,10 @@
 
 The choice is the smallest `(runnable, local_inflight, -headroom, executor_id)` among the eligible. A heap with lazy
 deletion finds it: an executor that changed enters anew under a new version, and entries of older versions are dropped
-when they surface, so a choice costs a few heap steps however many executors there are. What depends on the clock
-(heartbeat, stall, refusals) is checked on the entry that surfaces. Source: call-execution X8-X10, X23.
+when they surface, so a choice costs a few heap steps however many executors there are. What depends on the clock is
+checked on the entry that surfaces: one that the clock rules out leaves the heap, and comes back with the next change of
+its executor (a heartbeat, a released reservation) or when its block ends. With a sample size the same heap holds the
+order of entry instead of the score, and the first N are scored. Source: call-execution X8-X10, X23.
 """
 
 from __future__ import annotations
@@ -53,12 +55,18 @@ class ExecutorState(msgspec.Struct, eq=False):
     waiting: int = 0
     """Calls among `live` that are WAITING."""
     hidden: int = 0
-    """Calls that the last heartbeat showed suspended though the worker saw no request of theirs (sleep)."""
+    """Calls that the last heartbeat showed suspended though the worker saw no request of theirs (sleep), less those
+    that ended since."""
     sealed: bool = False
     """Takes no more calls: its loss is under way, or it wants to be replaced."""
     refusals: int = 0
-    """Refused binds or sends since the last accepted one."""
+    """Refused binds or sends since its last frame."""
     blocked_until_ms: int = 0
+    """After a refusal; a freed context lifts it."""
+    has_served: bool = False
+    """A frame of a call came from it: it was sent one, and is bound to its bundle for good."""
+    wake_at_ms: int = 0
+    """The last end of a block that the index was told to wait for."""
     version: int = 0
     """Of its entry in the index; older entries are dropped when they surface."""
     touched: bool = False
@@ -68,6 +76,19 @@ class ExecutorState(msgspec.Struct, eq=False):
     def runnable(self) -> int:
         seen = len(self.live) - self.waiting
         return seen - self.hidden if self.hidden < seen else 0
+
+    def take_heartbeat(self, snapshot: ExecutorSnapshot) -> None:
+        """What it shows suspended beyond the calls whose requests the worker knows; stopped ones may be among them."""
+        suspended = snapshot.inflight_count - snapshot.runnable_count
+        self.hidden = max(0, suspended - self.waiting - len(self.draining))
+        self.snapshot = snapshot
+        self.sealed = self.sealed or snapshot.wants_replacement
+
+    def take_limits(self, snapshot: ExecutorSnapshot) -> None:
+        """The worker's own limits change between heartbeats; a heartbeat seen before changes nothing (X10, X74)."""
+        self.snapshot = msgspec.structs.replace(
+            self.snapshot, stall_ms=snapshot.stall_ms, heartbeat_timeout_ms=snapshot.heartbeat_timeout_ms
+        )
 
     def usable_contexts(self, max_inflight: int) -> int:
         """Contexts for root calls by its last heartbeat, less those that cancelled calls still hold."""
@@ -117,22 +138,35 @@ class ExecutorIndex:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
+        self._sample_size = config.executor_selection_sample_size
         self.executors: dict[ExecutorId, ExecutorState] = {}
         self._heaps: dict[Digest | None, list[_Entry]] = {}
         self._touched: list[ExecutorState] = []
         """Executors whose entry is out of date; entered anew before the next choice, so that many changes in one turn
         cost one entry."""
-        self._cursor = 0
+        self._blocked: list[tuple[int, ExecutorId, ExecutorState]] = []
+        """A heap of executors that surfaced while blocked, by the end of their block."""
+        self._entered = 0
+        """Entries so far: the order of entry, which is the cursor of sampling."""
 
     def add(self, ex: ExecutorState) -> None:
         self.executors[ex.executor_id] = ex
         self.touch(ex)
 
     def remove(self, executor_id: ExecutorId) -> ExecutorState | None:
+        """Forget an executor and every entry of it. Rare, so it may cost a pass over the heaps."""
         ex = self.executors.pop(executor_id, None)
-        if ex is not None:
-            ex.sealed = True
-            self.touch(ex)
+        if ex is None:
+            return None
+        ex.sealed = True
+        if ex.touched:
+            self._touched.remove(ex)
+        ex.touched = True  # what still changes in it is of no interest here
+        ex.version += 1
+        for digest in list(self._heaps):
+            self._prune(digest)
+        self._blocked = [entry for entry in self._blocked if entry[2] is not ex]
+        heapify(self._blocked)
         return ex
 
     def touch(self, ex: ExecutorState) -> None:
@@ -143,12 +177,19 @@ class ExecutorIndex:
 
     def select(self, digest: Digest, now_ms: int) -> ExecutorState | None:
         """The best eligible executor, or None. Takes nothing: the caller reserves and calls `touch`."""
-        if self._config.executor_selection_sample_size:
-            return self._select_sampled(digest, now_ms)
+        blocked = self._blocked
+        while blocked and blocked[0][0] <= now_ms:
+            self.touch(heappop(blocked)[2])
         if self._touched:
             touched, self._touched = self._touched, []
             for ex in touched:
                 self._enter(ex)
+        if self._sample_size:
+            return self._select_sampled(digest, now_ms)
+        return self._first(digest, now_ms)
+
+    def _first(self, digest: Digest, now_ms: int) -> ExecutorState | None:
+        """The eligible executor whose entry is smallest, bound to the bundle or to none."""
         bound = self._peek(digest, now_ms)
         free = self._peek(None, now_ms)
         if bound is None or free is None:
@@ -164,10 +205,21 @@ class ExecutorIndex:
         heap = self._heaps.get(ex.digest)
         if heap is None:
             heap = self._heaps[ex.digest] = []
-        heappush(heap, (*score(ex, self._config), ex.version, ex))
+        if self._sample_size:
+            self._entered += 1
+            heappush(heap, (self._entered, 0, 0, ex.executor_id, ex.version, ex))
+        else:
+            heappush(heap, (*score(ex, self._config), ex.version, ex))
         if len(heap) > 64 + 4 * len(self.executors):
-            heap[:] = [entry for entry in heap if entry[4] == entry[5].version]
+            self._prune(ex.digest)
+
+    def _prune(self, digest: Digest | None) -> None:
+        heap = [entry for entry in self._heaps[digest] if entry[4] == entry[5].version]
+        if heap:
             heapify(heap)
+            self._heaps[digest] = heap
+        else:
+            del self._heaps[digest]
 
     def _peek(self, digest: Digest | None, now_ms: int) -> _Entry | None:
         heap = self._heaps.get(digest)
@@ -177,23 +229,21 @@ class ExecutorIndex:
             if entry[4] == ex.version:
                 if _is_current(ex, now_ms):
                     return entry
-                self.touch(ex)  # the clock rules it out now; the next choice looks again
+                if now_ms < ex.blocked_until_ms != ex.wake_at_ms:
+                    ex.wake_at_ms = ex.blocked_until_ms
+                    heappush(self._blocked, (ex.blocked_until_ms, ex.executor_id, ex))
             heappop(heap)
         return None
 
     def _select_sampled(self, digest: Digest, now_ms: int) -> ExecutorState | None:
-        """Score the next N eligible executors from a cursor that moves on, so that all get their share."""
-        ring = list(self.executors.values())
+        """Score the next N eligible executors and send them to the back, so that all get their share."""
         best: ExecutorState | None = None
-        left = self._config.executor_selection_sample_size
-        for step in range(len(ring)):
-            ex = ring[(self._cursor + step) % len(ring)]
-            if not is_eligible(ex, self._config, digest, now_ms):
-                continue
+        for _ in range(self._sample_size):
+            ex = self._first(digest, now_ms)
+            if ex is None:
+                break
+            ex.version += 1
+            self.touch(ex)
             if best is None or score(ex, self._config) < score(best, self._config):
                 best = ex
-            left -= 1
-            if left == 0:
-                self._cursor = (self._cursor + step + 1) % len(ring)
-                break
         return best

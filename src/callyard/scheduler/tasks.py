@@ -60,6 +60,7 @@ class Task(msgspec.Struct, eq=False):
     """More batches may be committed."""
     stop_reason: StopReason | None = None
     """Set: no more calls are dispatched."""
+    stop_message: str = ""
     production_stop_sent: bool = False
     next_batch_index: int = 0
     held_output_bytes: int = 0

@@ -47,9 +47,7 @@ def split_body(body: bytes) -> tuple[bytes, bytes | None]:
     if not body.startswith(SIDECAR_MAGIC):
         return body, None
     if len(body) < SIDECAR_HEAD_BYTES:
-        raise ProtocolError(
-            f"sidecar frame of {len(body)} bytes: expected a head of {SIDECAR_HEAD_BYTES} bytes"
-        )
+        raise ProtocolError(f"sidecar frame of {len(body)} bytes: expected a head of {SIDECAR_HEAD_BYTES} bytes")
     (json_bytes,) = _unpack_length(body, len(SIDECAR_MAGIC))
     end = SIDECAR_HEAD_BYTES + json_bytes
     if json_bytes == 0 or end > len(body):

@@ -1,0 +1,96 @@
+"""`python -m callyard.executor`: reads its arguments, connects, and hands over to the hub (X51)."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import signal
+import sys
+from typing import Final, NoReturn
+
+from callyard import sdk
+from callyard.errors import ProtocolError, UsageError
+from callyard.executor.guards import Guards, keep_streams_open
+from callyard.executor.heartbeat import Watch
+from callyard.executor.hub import Hub
+from callyard.executor.lifeline import Lifeline, end_group, flush_streams, peer_is_parent
+from callyard.executor.link import Link, LinkClosed, open_socket
+from callyard.executor.marks import MarkPage, Marks
+from callyard.executor.options import (
+    EXIT_PROTOCOL,
+    EXIT_SOFTWARE,
+    EXIT_USAGE,
+    EXIT_VERSION,
+    Options,
+    VersionMismatch,
+    parse_options,
+)
+
+TOKEN_VARIABLE: Final = "CALLYARD_LINK_TOKEN"
+
+
+def main(argv: list[str]) -> NoReturn:
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    try:
+        options = parse_options(argv)
+        sock = open_socket(options.socket_fd, options.socket_path)
+        marks = MarkPage(options.mark_fd) if options.mark_fd >= 0 else Marks()
+    except VersionMismatch as error:
+        leave(str(error), EXIT_VERSION)
+    except (UsageError, OSError) as error:
+        leave(str(error), EXIT_USAGE)
+    try:
+        serve(options, sock, marks, token)
+    except LinkClosed as lost:
+        end(lost)
+    except ProtocolError as error:
+        leave(f"the worker broke the protocol: {error}", EXIT_PROTOCOL)
+    except BaseException:  # noqa: BLE001 - a bug of ours: tell it, and let no atexit hook of user code run
+        sys.excepthook(*sys.exc_info())
+        leave("a bug of callyard's: see the traceback above", EXIT_SOFTWARE)
+
+
+def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> NoReturn:
+    """Say hello first, arrange the rest after: what follows costs the worker no waiting."""
+    parent_pid = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to handle
+    guards = Guards()
+    link = Link(sock, marks)
+    hub = Hub(link, marks, guards, max_inflight=options.max_inflight, with_locals=options.capture_locals)
+    hub.watch = watch = Watch(hub, link, options.executor_id, options.heartbeat_interval_ms, end)
+    watch.beat(token)
+    watch.start()
+    lifeline = Lifeline()
+    if options.socket_fd >= 0 or peer_is_parent(sock):
+        lifeline.tie_to(parent_pid)
+    keep_streams_open()
+    guards.install(link.fd)
+    own_pid = os.getpid()
+
+    def in_child(forked_by_main_thread: bool) -> None:
+        hub.forked()
+        if forked_by_main_thread:  # else the signal would follow a thread that may end before its process
+            lifeline.tie_to(own_pid)
+
+    guards.guard_forks(in_child)
+    sdk.set_runtime(hub)
+    hub.run()
+    raise AssertionError("the hub serves until its link ends")
+
+
+def end(lost: LinkClosed) -> NoReturn:
+    """No worker, so no calls: end at once, in whatever state they are (X63)."""
+    if lost.clean:
+        end_group(0)
+    sys.stderr.write(f"callyard.executor: {lost}\n")
+    end_group(EXIT_PROTOCOL)
+
+
+def leave(message: str, status: int) -> NoReturn:
+    sys.stderr.write(f"callyard.executor: {message}\n")
+    flush_streams()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

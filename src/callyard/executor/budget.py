@@ -1,0 +1,153 @@
+"""Budgets and interruption: one-shot SIGALRM, raised into user code where it stands (X53, X54).
+
+The timer is armed for the earliest end of what runs, and re-armed at a switch only when that end is earlier; nothing
+disarms it, so a burst of calls with equal budgets costs one `setitimer` per budget and a handler run that finds nothing
+over. The handler acts only on *user frames*: in the hub, or in a frame of this package, it comes again a millisecond
+later. So the engine is never interrupted half-way, and needs no lock against its own signal handler.
+
+An interruption that user code swallows is raised again every 10 ms; after the third the handler switches to the hub in
+the middle of the user's frame, which is then never resumed (quarantine).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from time import monotonic_ns
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from callyard.errors import ErrorKind
+from callyard.executor.contexts import LOOK, QUARANTINE, invoke, this_greenlet
+
+if TYPE_CHECKING:
+    from callyard.executor.hub import Hub
+
+NEVER: Final = 1 << 62
+RAISES_MAX: Final = 3
+"""Interruptions that user code may swallow before it is quarantined."""
+RAISE_AGAIN_NS: Final = 10_000_000
+ENGINE_AGAIN_NS: Final = 1_000_000
+_INVOKE: Final = invoke.__code__
+ENGINE_FILES: Final = os.path.dirname(os.path.dirname(_INVOKE.co_filename)) + os.sep
+"""Code below this folder is never interrupted, and never shown in a stack."""
+TELLING_FILES: Final = ("traceback.py", "linecache.py", "tokenize.py")
+"""Modules of the standard library that describe a failure in the user's greenlet: not interrupted either."""
+
+
+class CallInterrupted(BaseException):
+    """Raised into user code to end its call; no `except Exception` catches it."""
+
+
+class BudgetExceeded(CallInterrupted):
+    """The call used up its budget."""
+
+
+class CallCancelled(CallInterrupted):
+    """The worker cancelled the call."""
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Why a call is stopped, and how its end is told."""
+
+    error: type[CallInterrupted]
+    begun_kind: ErrorKind
+    """The kind when it had begun; the outcome is then unknown."""
+    waiting_kind: ErrorKind
+    """The kind when it had not."""
+    limit: str = ""
+    """`details.limit` of an overrun (X89)."""
+    reason: str = ""
+    """`details.reason` of a cancellation."""
+    text: str = ""
+
+
+BUDGET: Final = Stop(BudgetExceeded, ErrorKind.TIMEOUT, ErrorKind.TIMEOUT, limit="budget_ms", text="budget used up")
+DEADLINE: Final = Stop(
+    CallCancelled, ErrorKind.TIMEOUT, ErrorKind.DEADLINE, limit="deadline_ms", text="its deadline passed"
+)
+CANCELLED: Final = Stop(CallCancelled, ErrorKind.CANCELLED, ErrorKind.CANCELLED, reason="cancelled", text="cancelled")
+SHUTTING_DOWN: Final = Stop(
+    CallCancelled,
+    ErrorKind.CANCELLED,
+    ErrorKind.CANCELLED,
+    reason="shutting_down",
+    text="cancelled: shutting down",
+)
+
+
+class Alarm:
+    """The timer and its handler."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.armed_ns = NEVER
+        """When the timer fires; `NEVER`: it is not armed."""
+        self.look_wanted = False
+        """The watch thread saw a cancellation to be read while user code runs."""
+        library = os.path.dirname(os.__file__)
+        self.engine_files: tuple[str, ...] = (ENGINE_FILES, *(os.path.join(library, one) for one in TELLING_FILES))
+        self._hub = hub
+        self.install()
+
+    def install(self) -> None:
+        """Take SIGALRM (back), and forget what was armed: user code may have changed both."""
+        _set_handler(signal.SIGALRM, self._on_alarm)
+        self.disarm()
+
+    def arm(self, at_ns: int) -> None:
+        self.armed_ns = at_ns
+        _set_timer(signal.ITIMER_REAL, max(at_ns - monotonic_ns(), 50_000) / 1e9)
+
+    def disarm(self) -> None:
+        self.armed_ns = NEVER
+        _set_timer(signal.ITIMER_REAL, 0)
+
+    def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
+        """Only this may raise into, or switch away from, code that did not ask for it."""
+        hub = self._hub
+        self.armed_ns = NEVER
+        context = hub.running
+        current = this_greenlet()
+        if context is None:
+            hub.interrupt_callback(frame)
+            return
+        if current is hub.greenlet or self.is_engine(frame):
+            self.arm(monotonic_ns() + ENGINE_AGAIN_NS)
+            return
+        call = context.call
+        if self.look_wanted:
+            self.look_wanted = False
+            context.at = current
+            hub.greenlet.switch(LOOK)
+            context.at = context.greenlet
+        now = monotonic_ns()
+        if call.stop is None and call.budget_ns:
+            left_ns = call.budget_ns - hub.used_ns(call, now)
+            if left_ns > 0:
+                self.arm(now + left_ns)
+                return
+            call.stop = BUDGET
+        if call.stop is None:
+            return
+        if now < call.raised_ns + RAISE_AGAIN_NS:
+            self.arm(call.raised_ns + RAISE_AGAIN_NS)
+            return
+        if call.raises >= RAISES_MAX:
+            context.at = current
+            hub.greenlet.switch(QUARANTINE)
+        call.raises += 1
+        call.raised_ns = now
+        self.arm(now + RAISE_AGAIN_NS)
+        raise call.stop.error(call.stop.text)
+
+    def is_engine(self, frame: FrameType | None) -> bool:
+        if frame is None:
+            return False
+        code = frame.f_code
+        return code.co_filename.startswith(self.engine_files) and code is not _INVOKE
+
+
+_set_handler: Final = signal.signal
+_set_timer: Final = signal.setitimer

@@ -1,0 +1,110 @@
+"""The one bundle that this process serves: loaded once, under the digest it is bound to.
+
+`callyard.functions` (and with it pydantic) is imported at the first load, not at start-up (X60).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from callyard.errors import ErrorKind, Outcome
+from callyard.executor import failures
+from callyard.executor.failures import Fault
+from callyard.ids import Digest
+from callyard.wire.messages import DescribedFunction, WireError
+
+if TYPE_CHECKING:
+    from callyard.functions.loading import LoadedBundle
+    from callyard.functions.signature import Invocable
+
+
+class NotUsable(Exception):
+    """The bundle, or one function of it, cannot be used: every call of it fails so, without having run."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+        fault.outcome = Outcome.NOT_RUN
+
+
+class Code:
+    def __init__(self, digest: Digest, path: str, module: str, *, with_locals: bool) -> None:
+        """Load `module` from the folder `path`. Never raises: a bundle that cannot be loaded has an `error`."""
+        self.digest = digest
+        self.path = path
+        self.error: WireError | None = None
+        self._with_locals = with_locals
+        self._bundle: LoadedBundle | None = None
+        self._invocables: dict[str, Invocable] = {}
+        self._load(path, module)
+
+    @property
+    def has_async(self) -> bool:
+        return self._bundle is not None and self._bundle.has_async
+
+    def _load(self, path: str, module: str) -> None:
+        from callyard.functions import loading, signature
+
+        self._load_failure = loading.LoadFailure
+        self._arguments_misfit = signature.ArgumentsMisfit
+        self._result_misfit = signature.ResultMisfit
+        try:
+            self._bundle = loading.load_bundle(path, module)
+        except loading.LoadFailure as failure:
+            self.error = failure.error
+        except BaseException as error:  # noqa: BLE001 - sys.exit at import and the like; contained (X57)
+            fault = self.describe(error)
+            self.error = WireError(fault.kind, fault.message, details={"stack": fault.stack})
+
+    def describe_bundle(self) -> tuple[list[DescribedFunction], list[str]]:
+        """Functions and installed packages. Raises `NotUsable`."""
+        if self._bundle is None:
+            raise NotUsable(self._load_fault())
+        try:
+            return self._bundle.describe()
+        except self._load_failure as failure:
+            raise NotUsable(failures.fault_of(failure.error)) from failure
+        except Exception as error:
+            raise NotUsable(self.describe(error)) from error
+
+    def find(self, entry_selector: str) -> Invocable:
+        """The function behind a selector. Raises `NotUsable`."""
+        found = self._invocables.get(entry_selector)
+        if found is not None:
+            return found
+        if self._bundle is None:
+            raise NotUsable(self._load_fault())
+        try:
+            found = self._bundle.get(entry_selector)
+        except self._load_failure as failure:
+            raise NotUsable(failures.fault_of(failure.error)) from failure
+        except Exception as error:
+            raise NotUsable(self.describe(error)) from error
+        self._invocables[entry_selector] = found
+        return found
+
+    def _load_fault(self) -> Fault:
+        assert self.error is not None
+        return failures.fault_of(self.error)
+
+    # --- what went wrong in a call --------------------------------------------------------------------------------
+
+    def describe(self, error: BaseException) -> Fault:
+        return failures.describe(error, root=self.path, with_locals=self._with_locals)
+
+    def describe_misfit(self, error: BaseException) -> Fault:
+        """From binding the arguments: a misfit, or whatever a validator of the user's raised."""
+        if isinstance(error, self._arguments_misfit):
+            return Fault(ErrorKind.SCHEMA, error.message, Outcome.NOT_RUN, dict(error.details))
+        return self.describe(error)
+
+    def describe_result(self, error: BaseException) -> Fault:
+        """From encoding the result: it ran, but its result cannot be sent."""
+        if isinstance(error, self._result_misfit):
+            return Fault(ErrorKind.RESULT, error.message, details=dict(error.details))
+        if isinstance(error, RecursionError):
+            return Fault(ErrorKind.RESULT, "the result is nested too deeply, or contains itself")
+        fault = self.describe(error)
+        if fault.kind is not ErrorKind.RESOURCE_LIMIT:
+            fault.kind = ErrorKind.RESULT
+        return fault

@@ -1,0 +1,817 @@
+"""The hub: the main greenlet, which reads the link and runs everything else.
+
+One pump serves two ways of waiting. A bundle of plain functions needs no event loop: the hub blocks on the socket, or
+on it and the next sleeper. Once the bundle has an `async def`, an asyncio loop waits instead and calls the same pump
+(`tasks.Loop`). Either way one job runs at a time, entered by `enter` and left by a switch back.
+
+Invariants, by the names that the tests use:
+- mark before run: the mark page names a call before the first instruction of the user's runs (X62);
+- unpromised results first: no call without a promise begins while a finished one's result may still be here (X62);
+- mark and answer are one step: whether a call had begun is decided in this greenlet only (X93);
+- one terminal frame per call: `_answer` is the only way out of `calls`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import heapq
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from time import monotonic_ns
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import msgspec
+
+from callyard import sdk
+from callyard.errors import KIND_RULES, ErrorKind, Outcome, ProtocolError, may_retry
+from callyard.executor import budget, failures, nested_loops
+from callyard.executor.budget import RAISE_AGAIN_NS, RAISES_MAX, Alarm, Stop
+from callyard.executor.code import Code, NotUsable
+from callyard.executor.contexts import (
+    FINISHED,
+    LOOK,
+    QUARANTINE,
+    RUNNING,
+    SLEEPING,
+    Call,
+    Context,
+    Pool,
+    this_greenlet,
+)
+from callyard.executor.failures import Fault
+from callyard.executor.guards import Guards
+from callyard.executor.heartbeat import Watch
+from callyard.executor.lifeline import flush_streams
+from callyard.executor.link import Link
+from callyard.executor.marks import NO_SLOT, Marks
+from callyard.executor.threads import ThreadWatch, count_threads
+from callyard.ids import CallId, Digest, RequestId
+from callyard.wire.codec import UnknownMessage, encode_message
+from callyard.wire.frames import FRAME_BYTES_MAX
+from callyard.wire.messages import (
+    RECALLED,
+    BatchedCall,
+    CallCompleted,
+    CallCompletedPayload,
+    CallFailed,
+    CallFailedPayload,
+    CallWaiting,
+    CallWaitingPayload,
+    CancelCall,
+    CancelReason,
+    CodeRequest,
+    Describe,
+    Described,
+    DescribedFunction,
+    DescribedPayload,
+    ExecuteCall,
+    ExecuteCallPayload,
+    ExecuteCalls,
+    ExecuteCallsPayload,
+    HeartbeatAck,
+    ResumeCall,
+    Timing,
+    WaitKind,
+    WireError,
+    WorkerMessage,
+)
+
+if TYPE_CHECKING:
+    from callyard.executor.tasks import Loop
+
+READ_AGAIN_NS: Final = 1_000_000
+"""Between calls the link is read again when the last time is longer ago: a recall must not wait for a whole burst."""
+TURN_NS: Final = 10_000_000
+"""How long one turn of the pump may keep an event loop from its own work."""
+NO_TIMING: Final = Timing()
+STOPS: Final = {
+    CancelReason.CANCELLED: budget.CANCELLED,
+    CancelReason.DEADLINE: budget.DEADLINE,
+    CancelReason.SHUTTING_DOWN: budget.SHUTTING_DOWN,
+}
+
+
+class Hub:
+    """Built in the main thread, in the greenlet that then calls `run`."""
+
+    def __init__(self, link: Link, marks: Marks, guards: Guards, *, max_inflight: int, with_locals: bool) -> None:
+        self.greenlet: Final = this_greenlet()
+        self.running: Context | None = None
+        """The context that is switched to. None: the hub itself runs, or waits."""
+        self.slice_number = 0
+        self.active_ns = monotonic_ns()
+        """When the hub last ran itself: at each turn and switch."""
+        self.busy_ns = 0
+        """Running time of all finished slices."""
+        self.draining = ""
+        """Why this process wants to be replaced; it begins nothing more."""
+        self.dropped: dict[str, int] = {}
+        """Messages that were counted and ignored, by what they were."""
+        self.sleeping_count = 0
+        """Begun calls that wait."""
+        self.loop: Loop | None = None
+        self.pool: Final = Pool(self.greenlet, max_inflight * 2)
+        self.alarm: Final = Alarm(self)
+        self.watch: Watch
+        self._main_thread = _thread.get_ident()
+        self._link = link
+        self._marks = marks
+        self._guards = guards
+        guards.release_timer = self.alarm.disarm
+        self.threads = ThreadWatch()
+        self._max_inflight = max_inflight
+        self._with_locals = with_locals
+        self._calls: dict[CallId, Call] = {}
+        self._ready: deque[Call | Context] = deque()
+        self._sleepers: list[tuple[int, int, Context]] = []
+        self._sleep_number = 0
+        self._loading = False
+        self._code: Code | None = None
+        self._bound: Digest | None = None
+        self._awaiting_code: list[Call] = []
+        self._code_request: RequestId | None = None
+        self._code_requests = 0
+        self._later: deque[Callable[[], None]] = deque()
+        """Work that may run user code in the hub, so never while a call is only paused to look at the link."""
+        self._variables = contextvars.copy_context()
+        self._quarantined: list[Context] = []
+        """Strong references: a dropped greenlet would be thrown GreenletExit, and run again."""
+        self._read_ns = 0
+
+    # --- what a heartbeat tells; read by the watch thread ---------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """User code may be running."""
+        return self.running is not None or self._loading
+
+    @property
+    def running_call_id(self) -> CallId | None:
+        call: Call | None = getattr(self.running, "call", None)
+        return None if call is None else call.call_id
+
+    @property
+    def alarm_is_taken(self) -> bool:
+        """User code has changed the handler of SIGALRM: the signal might kill the process now."""
+        return self._guards.alarm_touched
+
+    @property
+    def inflight_count(self) -> int:
+        return len(self._calls)
+
+    @property
+    def runnable_count(self) -> int:
+        return max(0, len(self._calls) - self.sleeping_count)
+
+    @property
+    def available_contexts(self) -> int:
+        return 0 if self.draining else max(0, self._max_inflight - len(self._calls))
+
+    # --- turns ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the link ends. Raises `LinkClosed` and `ProtocolError`, never returns otherwise."""
+        while self.loop is None:
+            idle = not self._ready and not self._later
+            wake_ns = self.turn(block=idle and not self._sleepers)
+            if wake_ns is not None and not self._later:
+                wait_ns = wake_ns - monotonic_ns()
+                if wait_ns > 0:
+                    self._link.wait_readable(-(-wait_ns // 1_000_000))
+        self.loop.run()
+
+    def turn(self, *, block: bool = False) -> int | None:
+        """Read, wake, run what is ready, flush.
+
+        Returns when to be called again though nothing arrives, in monotonic nanoseconds; None: not at all. A turn in an
+        event loop ends early, with `now`, when it has run for `TURN_NS`.
+        """
+        messages = self._link.read(block=block)
+        now = self._read_ns = self.active_ns = monotonic_ns()
+        for message in messages:
+            self._handle(message)
+        while self._later:
+            self._later.popleft()()
+        if self.loop is not None and not self.loop.started:
+            self._link.flush()
+            return now
+        if self._sleepers:
+            self._wake_sleepers(now)
+        more = self._run_ready(now + TURN_NS if self.loop is not None else None)
+        self._link.flush()
+        if more:
+            return now
+        return self._sleepers[0][0] if self._sleepers else None
+
+    def _run_ready(self, until_ns: int | None) -> bool:
+        ready = self._ready
+        while ready:
+            item = ready.popleft()
+            if type(item) is Call:
+                if not item.over:
+                    self._begin(item)
+            else:
+                assert isinstance(item, Context)
+                self._resume(item)
+            now = self.active_ns
+            if until_ns is not None and now > until_ns:
+                return bool(ready)
+            if now - self._read_ns > READ_AGAIN_NS and ready:
+                self.look()
+        return False
+
+    def look(self) -> None:
+        """Read and answer without running anything; also while a call is paused in the middle of its code."""
+        self._read_ns = monotonic_ns()
+        for message in self._link.read(block=False):
+            self._handle(message)
+        self._link.flush()
+
+    # --- messages -------------------------------------------------------------------------------------------------
+
+    def _handle(self, message: WorkerMessage | UnknownMessage) -> None:
+        kind = type(message)
+        if kind is ExecuteCall:
+            assert isinstance(message, ExecuteCall)
+            self._receive(message.call_id, message.payload)
+            return
+        match message:
+            case ExecuteCalls():
+                for one in message.payload.calls:
+                    self._receive(one.call_id, expand(message.payload, one))
+            case CancelCall():
+                self._cancel(message)
+            case ResumeCall():
+                self._resume_call(message)
+            case Describe():
+                self._later.append(lambda: self._describe(message))
+            case HeartbeatAck():
+                pass
+            case UnknownMessage():
+                self._drop(f"message {message.message_type}"[:100])
+            case ExecuteCall():
+                raise AssertionError("handled above")
+
+    def _drop(self, what: str) -> None:
+        if what in self.dropped or len(self.dropped) < 100:
+            self.dropped[what] = self.dropped.get(what, 0) + 1
+
+    def _receive(self, call_id: CallId, payload: ExecuteCallPayload) -> None:
+        """Take a call in, or hand it back as `recalled`: the worker then sends it elsewhere, at no cost to it."""
+        if call_id in self._calls:
+            self._drop("ExecuteCall of a call that is here")
+            return
+        if not self._marks.has_room():
+            self._link.flush()
+        if self.draining or len(self._calls) >= self._max_inflight or not self._marks.has_room():
+            self._put_recalled(call_id, payload, NO_SLOT)
+            return
+        call = Call(call_id, payload, self._marks.take(), self._read_ns)
+        self._calls[call_id] = call
+        digest = payload.function_code_digest
+        if self._bound == digest:
+            if self._code is None:
+                self._awaiting_code.append(call)
+            else:
+                self._ready.append(call)
+        elif self._bound is None:
+            self._bound = digest
+            self._awaiting_code.append(call)
+            self._ask_for_code(call)
+        else:
+            self._fail(call, Fault(ErrorKind.INTERNAL, self._bound_text(digest), Outcome.NOT_RUN))
+
+    def _bound_text(self, digest: Digest) -> str:
+        return f"this executor serves bundle {self._bound} only, and was sent {digest}"
+
+    def _cancel(self, message: CancelCall) -> None:
+        call = self._calls.get(message.call_id)
+        if call is None or call.payload.attempt_seq != message.payload.attempt_seq:
+            self._drop("CancelCall of no call here")
+            return
+        reason = message.payload.reason
+        if reason is not CancelReason.RECALL:
+            self.stop(call, STOPS[reason])
+        elif not call.begun:
+            self._recall(call)
+
+    def _resume_call(self, message: ResumeCall) -> None:
+        kind = message.payload.resume_kind
+        if kind is not WaitKind.FUNCTION_CODE or message.request_id != self._code_request:
+            self._drop(f"ResumeCall of {kind}")
+            return
+        self._code_request = None
+        self._later.append(lambda: self._take_code(message))
+
+    # --- code -----------------------------------------------------------------------------------------------------
+
+    def _ask_for_code(self, call: Call) -> None:
+        self._code_requests += 1
+        self._code_request = RequestId(f"code-{self._code_requests}")
+        self._link.put(
+            encode_message(
+                CallWaiting(
+                    call.call_id,
+                    self._code_request,
+                    CallWaitingPayload(
+                        wait_kind=WaitKind.FUNCTION_CODE,
+                        task_id=call.payload.task_id,
+                        attempt_seq=call.payload.attempt_seq,
+                        function_code=CodeRequest(call.payload.function_code_digest),
+                    ),
+                )
+            )
+        )
+
+    def _take_code(self, message: ResumeCall) -> None:
+        """The answer to our CallWaiting: the bundle's folder and module, or why there is none."""
+        assert self._bound is not None
+        waiting, self._awaiting_code = self._awaiting_code, []
+        error = message.payload.error
+        if error is None:
+            place = read_place(message)
+            self._load(self._bound, place.path, place.module)
+            self._ready.extend(call for call in waiting if not call.over)
+            return
+        # No code, so bound to nothing: the next call asks again.
+        self._bound = None
+        for call in waiting:
+            if not call.over:
+                self._fail(call, failures.fault_of(error), retryable=error.retryable)
+
+    def _load(self, digest: Digest, path: str, module: str) -> Code:
+        """Run the module's own code, here in the hub: no call is charged with it, and none runs beside it."""
+        self._loading = self._guards.loading = True
+        self.slice_number += 1
+        if self.watch.parked:
+            self.watch.unpark()
+        try:
+            code = Code(digest, path, module, with_locals=self._with_locals)
+        finally:
+            self._loading = self._guards.loading = False
+            self._code_request = None
+            if self._guards.in_child:
+                end_child(None)
+        self._code, self._bound = code, digest
+        self._variables = contextvars.copy_context()
+        self.threads.start()
+        self.alarm.install()
+        self.active_ns = monotonic_ns()
+        if code.has_async and self.loop is None:
+            from callyard.executor.tasks import Loop
+
+            self.loop = Loop(self, self._link.fd, self._max_inflight)
+        return code
+
+    def _describe(self, message: Describe) -> None:
+        wanted = message.payload
+        error: WireError | None = None
+        functions: list[DescribedFunction] = []
+        packages: list[str] = []
+        if self._bound not in (None, wanted.function_code_digest):
+            error = WireError(ErrorKind.INTERNAL, self._bound_text(wanted.function_code_digest))
+        else:
+            code = self._code or self._load(wanted.function_code_digest, wanted.path, wanted.module)
+            try:
+                functions, packages = code.describe_bundle()
+            except NotUsable as failure:
+                error = code.error or WireError(
+                    failure.fault.kind, failure.fault.message, details=failure.fault.details
+                )
+            waiting, self._awaiting_code = self._awaiting_code, []
+            self._ready.extend(call for call in waiting if not call.over)
+        payload = DescribedPayload(wanted.function_code_digest, functions, error, packages)
+        self._link.put(encode_message(Described(message.request_id, payload)))
+
+    # --- running --------------------------------------------------------------------------------------------------
+
+    def _begin(self, call: Call) -> None:
+        """From here on the call may have had an effect."""
+        assert self._code is not None
+        try:
+            call.invocable = self._code.find(call.payload.entry_selector)
+        except NotUsable as failure:
+            self._fail(call, failure.fault)
+            return
+        call.code = self._code
+        if call.invocable.is_async:
+            assert self.loop is not None
+            self.loop.begin(call, self._variables.copy())
+            return
+        self.mark_begun(call)
+        context = self.pool.take(call, call, self._variables.copy())
+        self._after_slice(context, self._enter_plain(context, None))
+
+    def mark_begun(self, call: Call) -> None:
+        if self._link.unpromised_waiting and not call.payload.promises.idempotent:
+            self._link.flush()
+        self._marks.mark(call.slot, call.payload.call_number)
+        call.begun = True
+        call.begun_ns = monotonic_ns()
+        call.queued_ns = call.begun_ns - call.received_ns
+
+    def _resume(self, context: Context) -> None:
+        """Switch back to a `def` that slept, throwing when it is being stopped."""
+        call = context.call
+        error: BaseException | None = None
+        if call.stop is not None:
+            call.raises += 1
+            call.raised_ns = monotonic_ns()
+            error = call.stop.error(call.stop.text)
+        self._after_slice(context, self._enter_plain(context, error))
+
+    def _enter_plain(self, context: Context, error: BaseException | None) -> object:
+        """Enter a `def`: under an event loop, with that loop hidden, so that asyncio.run works in it."""
+        if self.loop is None:
+            return self.enter(context, error)
+        self.loop.hide()
+        outcome = self.enter(context, error)
+        self.loop.show()
+        return outcome
+
+    def enter(self, context: Context, error: BaseException | None) -> object:
+        """Switch to a context until it switches back, and account for the slice. Returns what it switched with."""
+        call = context.call
+        self.running = context
+        self.slice_number += 1
+        if self.watch.parked:
+            self.watch.unpark()
+        now = call.slice_ns = self.active_ns = monotonic_ns()
+        if call.stop is not None:
+            self.alarm.arm(now + RAISE_AGAIN_NS)
+        elif call.budget_ns:
+            end_ns = now + call.budget_ns - self.used_ns(call, now)
+            if end_ns < self.alarm.armed_ns:
+                self.alarm.arm(end_ns)
+        outcome = context.at.switch(context.job) if error is None else context.at.throw(error)
+        while outcome is LOOK:
+            self.look()
+            outcome = context.at.switch()
+        self.running = None
+        now = self.active_ns = monotonic_ns()
+        spent_ns = now - call.slice_ns
+        call.run_ns += spent_ns
+        self.busy_ns += spent_ns
+        if self._guards.changed:
+            self._put_back(call)
+        if count_threads() != self.threads.seen_count:
+            self.threads.attribute(call)
+        return outcome
+
+    def used_ns(self, call: Call, now: int) -> int:
+        """Budget used so far: running and sleeping. `now` counts only while the call runs.
+
+        A call with tasks waits in ways that the hub does not see: it is charged for all its time but that in which
+        others ran.
+        """
+        if call.family is not None:
+            return now - call.begun_ns - (self.busy_ns - call.family.busy_before_ns - call.run_ns)
+        running = self.running
+        spent_ns = now - call.slice_ns if running is not None and running.call is call else 0
+        return call.run_ns + call.wait_ns + spent_ns
+
+    def _after_slice(self, context: Context, outcome: object) -> None:
+        call = context.call
+        if outcome is FINISHED:
+            self.pool.give_back(context)
+            self.finish(call)
+        elif outcome is SLEEPING:
+            if call.stop is not None:
+                self._press(context)
+        elif outcome is QUARANTINE:
+            self.quarantine(call, [context])
+        else:
+            call.fault = Fault(ErrorKind.INTERNAL, "the function switched to the executor's own greenlet")
+            self.quarantine(call, [context])
+
+    def _press(self, context: Context) -> None:
+        """Its call is to stop, and went to sleep all the same."""
+        self._end_sleep(context, monotonic_ns())
+        if context.call.raises >= RAISES_MAX:
+            self.quarantine(context.call, [context])
+        else:
+            self._ready.append(context)
+
+    def _put_back(self, call: Call) -> None:
+        if self._guards.in_child:
+            end_child(call)
+        for note in self._guards.put_back():
+            call.note(note)
+        if self._guards.alarm_touched:
+            self._guards.alarm_touched = False
+            self.alarm.install()
+
+    # --- sleeping -------------------------------------------------------------------------------------------------
+
+    def sleep(self, seconds: float) -> None:
+        """`sdk.sleep`, in whatever greenlet and thread it is called. Blocks only the calling call."""
+        context = self.running
+        if context is None or _thread.get_ident() != self._main_thread:
+            self._sleep_elsewhere(seconds)
+            return
+        now = monotonic_ns()
+        due_ns = now + int(seconds * 1e9)
+        call = context.call
+        context.at = this_greenlet()
+        if context.looped:
+            assert self.loop is not None
+            try:
+                self.loop.sleep(seconds)
+            finally:
+                context.at = context.greenlet
+            return
+        if call.budget_ns:
+            due_ns = min(due_ns, now + max(0, call.budget_ns - self.used_ns(call, now)))
+        self._sleep_number += 1
+        context.sleep_number = self._sleep_number
+        context.sleep_from_ns = now
+        self.sleeping_count += 1
+        heapq.heappush(self._sleepers, (due_ns, self._sleep_number, context))
+        aside = nested_loops.set_aside()
+        try:
+            self.greenlet.switch(SLEEPING)
+        finally:
+            nested_loops.put_back(aside)
+            context.at = context.greenlet
+
+    def _sleep_elsewhere(self, seconds: float) -> None:
+        """In a thread of the user's, at import, or in a callback of the event loop."""
+        if _thread.get_ident() == self._main_thread and RUNNING.get(None) is not None:
+            raise RuntimeError("sleep() in a callback of the event loop would hold up every call; use asyncio.sleep()")
+        time.sleep(seconds)
+
+    def _wake_sleepers(self, now: int) -> None:
+        sleepers = self._sleepers
+        while sleepers and sleepers[0][0] <= now:
+            due_ns, number, context = heapq.heappop(sleepers)
+            if context.sleep_number != number:  # it was stopped while it slept
+                continue
+            self._end_sleep(context, due_ns)
+            call = context.call
+            if call.budget_ns and call.stop is None and self.used_ns(call, now) >= call.budget_ns:
+                call.stop = budget.BUDGET
+            self._ready.append(context)
+
+    def _end_sleep(self, context: Context, until_ns: int) -> None:
+        context.sleep_number = 0
+        context.call.wait_ns += max(0, until_ns - context.sleep_from_ns)
+        self.sleeping_count -= 1
+
+    # --- stopping -------------------------------------------------------------------------------------------------
+
+    def stop(self, call: Call, stop: Stop) -> None:
+        """End a call wherever it is. A running one is interrupted by the alarm, whose handler asked us to look."""
+        if call.stop is not None or call.over:
+            return
+        if not call.begun:
+            self._fail(call, Fault(stop.waiting_kind, stop.text, Outcome.NOT_RUN, stop_details(stop)))
+            return
+        call.stop = stop
+        if call.family is not None:
+            assert self.loop is not None
+            self.loop.press(call, later=call.raises > 0)
+            return
+        context = self._sleeping_context(call)
+        if context is not None:
+            self._end_sleep(context, monotonic_ns())
+            self._ready.appendleft(context)
+
+    def _sleeping_context(self, call: Call) -> Context | None:
+        for _, number, context in self._sleepers:
+            if context.sleep_number == number and context.call is call:
+                return context
+        return None
+
+    def quarantine(self, call: Call, contexts: list[Context]) -> None:
+        """These greenlets of a call never run again: the process is to be replaced once its others are done (X53)."""
+        self._quarantined += contexts
+        call.note("did not stop when interrupted: put out of use, with whatever locks it holds")
+        if call.stop is not None and call.fault is None and contexts:
+            call.fault = Fault(ErrorKind.INTERNAL, "", stack=failures.stack_of_suspended(call, contexts[0]))
+        if self.loop is None:
+            nested_loops.set_aside()
+        self.finish(call)
+        self.drain("quarantine")
+
+    def drain(self, reason: str) -> None:
+        """Begin nothing more, hand back what has not begun, finish the rest."""
+        if self.draining:
+            return
+        self.draining = reason
+        for call in list(self._calls.values()):
+            if not call.begun:
+                self._recall(call)
+        self._link.flush()
+        self.watch.beat()
+
+    def interrupt_callback(self, frame: FrameType | None) -> None:
+        """The alarm rang while no context runs: idle, or a loop callback of some call's is at it."""
+        if self.loop is not None:
+            self.loop.interrupt_callback(frame)
+
+    # --- ends -----------------------------------------------------------------------------------------------------
+
+    def finish(self, call: Call) -> None:
+        """Its code has run to an end. The clock is read again here (X53)."""
+        used_ns = self.used_ns(call, self.active_ns)
+        if call.stop is None and call.budget_ns and used_ns > call.budget_ns:
+            call.stop = budget.BUDGET
+        if call.threads is not None:
+            self._tell_threads(call)
+        if call.stop is not None:
+            self._fail(call, self._stopped_fault(call, call.stop, used_ns))
+        elif call.fault is not None:
+            self._fail(call, call.fault)
+        else:
+            self._complete(call, used_ns)
+
+    def _complete(self, call: Call, used_ns: int) -> None:
+        message = CallCompleted(
+            call.call_id,
+            CallCompletedPayload(
+                call.payload.attempt_seq,
+                call.output,
+                call.payload.task_id,
+                used_ns // 1_000_000,
+                self._timing(call),
+                call.notes or [],
+            ),
+        )
+        try:
+            frame = encode_message(message)
+        except ProtocolError:
+            self._fail(call, too_large(len(call.output)))
+            return
+        self._answer(call, frame)
+
+    def _fail(self, call: Call, fault: Fault, *, retryable: bool | None = None) -> None:
+        if retryable is None:
+            retryable = may_retry(fault.kind, idempotent=call.payload.promises.idempotent, begun=call.begun)
+        try:
+            frame = encode_message(self._failed(call, fault, retryable))
+        except ProtocolError:  # too large: tell what fits
+            short = Fault(fault.kind, fault.message, fault.outcome)
+            frame = encode_message(self._failed(call, short, retryable))
+        self._answer(call, frame)
+
+    def _failed(self, call: Call, fault: Fault, retryable: bool) -> CallFailed:
+        payload = CallFailedPayload(
+            call.payload.attempt_seq,
+            fault.kind,
+            failures.cut_text(fault.message, failures.MESSAGE_CHARACTERS_MAX),
+            retryable,
+            fault.outcome or KIND_RULES[fault.kind].outcome,
+            call.payload.task_id,
+            fault.stack,
+            fault.local_variables,
+            fault.details,
+            self.used_ns(call, self.active_ns) // 1_000_000 if call.begun else 0,
+            self._timing(call),
+            call.notes or [],
+        )
+        return CallFailed(call.call_id, payload)
+
+    def _recall(self, call: Call) -> None:
+        """Give back a call that has not begun. Mark and answer are one step (X93)."""
+        assert not call.begun
+        call.over = True
+        del self._calls[call.call_id]
+        self._put_recalled(call.call_id, call.payload, call.slot)
+
+    def _put_recalled(self, call_id: CallId, payload: ExecuteCallPayload, slot: int) -> None:
+        answer = CallFailedPayload(
+            payload.attempt_seq, RECALLED, "it had not begun", True, Outcome.NOT_RUN, payload.task_id
+        )
+        self._link.put(encode_message(CallFailed(call_id, answer)), slot)
+
+    def _answer(self, call: Call, frame: bytes) -> None:
+        assert not call.over, call.call_id
+        call.over = True
+        if call.family is not None and self.loop is not None:
+            self.loop.forget(call)
+        del self._calls[call.call_id]
+        if call.begun and not call.payload.promises.idempotent:
+            self._link.unpromised_waiting = True
+        self._link.put(frame, call.slot)
+
+    def _timing(self, call: Call) -> Timing:
+        wait_ns = call.wait_ns
+        if call.family is not None and call.begun:
+            wait_ns = max(0, self.used_ns(call, self.active_ns) - call.run_ns)
+        queued_ms = call.queued_ns // 1_000_000
+        run_ms, wait_ms = call.run_ns // 1_000_000, wait_ns // 1_000_000
+        return Timing(queued_ms, run_ms, wait_ms) if queued_ms or run_ms or wait_ms else NO_TIMING
+
+    def _stopped_fault(self, call: Call, stop: Stop, used_ns: int) -> Fault:
+        text, details = stop.text, stop_details(stop)
+        if stop is budget.BUDGET:
+            allowed_ms, used_ms = call.budget_ns // 1_000_000, used_ns // 1_000_000
+            text = f"ran out of its budget of {allowed_ms} ms (used {used_ms} ms)"
+            details |= {"budget_ms": allowed_ms, "used_ms": used_ms}
+        fault = call.fault
+        return Fault(
+            stop.begun_kind,
+            text,
+            Outcome.UNKNOWN,
+            details,
+            fault.stack if fault is not None else "",
+            fault.local_variables if fault is not None else {},
+        )
+
+    def _tell_threads(self, call: Call) -> None:
+        left = self.threads.left_by(call)
+        for text in left.notes:
+            call.note(text)
+        if left.must_recycle:
+            self.drain("thread")
+
+    # --- the SDK --------------------------------------------------------------------------------------------------
+
+    def call_info(self) -> sdk.CallInfo | None:
+        call = RUNNING.get(None)
+        if call is None:
+            return None
+        known = call.payload.context
+        remaining_ms = known.deadline_remaining_ms
+        if remaining_ms is not None:
+            remaining_ms = max(0, remaining_ms - (monotonic_ns() - call.received_ns) // 1_000_000)
+        return sdk.CallInfo(
+            call.call_id,
+            known.attempt,
+            known.owner,
+            known.tenant,
+            known.tags,
+            known.idempotency_key,
+            remaining_ms,
+        )
+
+    # --- a fork that user code makes ------------------------------------------------------------------------------
+
+    def forked(self) -> None:
+        """In the child: it must neither speak for us nor mark our page."""
+        self._link.close_in_child(self._guards.close)
+        self._marks.close()
+        sdk.set_runtime(None)
+
+
+def expand(shared: ExecuteCallsPayload, one: BatchedCall) -> ExecuteCallPayload:
+    """One call of an ExecuteCalls, as if it had come alone."""
+    return ExecuteCallPayload(
+        task_id=shared.task_id,
+        function_id=shared.function_id,
+        function_code_digest=shared.function_code_digest,
+        attempt_seq=one.attempt_seq,
+        args=one.args,
+        call_number=one.call_number,
+        row=shared.row,
+        strings=shared.strings,
+        entry_selector=shared.entry_selector,
+        call_budget_ms=shared.call_budget_ms,
+        audit=shared.audit,
+        promises=shared.promises,
+        context=one.context,
+    )
+
+
+class CodePlace(msgspec.Struct, frozen=True):
+    """Where the worker put a bundle: `result` of the ResumeCall that answers for code."""
+
+    path: str
+    module: str
+
+
+def read_place(message: ResumeCall) -> CodePlace:
+    """Raises `ProtocolError`."""
+    try:
+        return msgspec.json.decode(message.payload.result, type=CodePlace)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"ResumeCall of function_code: expected path and module: {error}") from error
+
+
+def stop_details(stop: Stop) -> dict[str, Any]:
+    return {"limit": stop.limit} if stop.limit else {"reason": stop.reason}
+
+
+def too_large(size: int) -> Fault:
+    return Fault(
+        ErrorKind.RESULT,
+        f"result of {size} bytes does not fit into a frame of frame_bytes_max={FRAME_BYTES_MAX}",
+        details={"limit": "frame_bytes", "size": size, "frame_bytes_max": FRAME_BYTES_MAX},
+    )
+
+
+def end_child(call: Call | None) -> NoReturn:
+    """User code forked, and the child came back from it: it ends here, as a program would after its main function."""
+    fault = call.fault if call is not None else None
+    status = 0
+    if fault is not None:
+        status = fault.details.get("exit_code", 1)
+        if "exit_code" not in fault.details:
+            sys.stderr.write(fault.stack or fault.message + "\n")
+    flush_streams()
+    os._exit(status)

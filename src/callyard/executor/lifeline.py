@@ -1,0 +1,62 @@
+"""No executor outlives its worker, and no child of user code outlives its executor (X44, X63)."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import signal
+import sys
+from typing import Final, NoReturn
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Lifeline:
+    """The parent-death signal: Linux kills this process when its parent ends, even while C code holds the GIL."""
+
+    def __init__(self) -> None:
+        self._prctl: object = None
+
+    def tie_to(self, parent_pid: int) -> None:
+        """Die with process `parent_pid`, our parent. Does nothing where the system has no such signal.
+
+        The signal follows the *thread* that spawned us: a worker spawns from one that lives as long as itself.
+        """
+        if not sys.platform.startswith("linux"):
+            return
+        if self._prctl is None:
+            import ctypes
+
+            self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        assert callable(self._prctl)
+        self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent_pid:  # it ended before the signal was set
+            end_group(0)
+
+
+def peer_is_parent(sock: _socket.socket) -> bool:
+    """Whether the process at the other end of a connected path is the one that started us."""
+    option = getattr(_socket, "SO_PEERCRED", None)
+    if option is None:
+        return False
+    return int.from_bytes(sock.getsockopt(_socket.SOL_SOCKET, option, 12)[:4], sys.byteorder) == os.getppid()
+
+
+def end_group(status: int) -> NoReturn:
+    """End this process at once, and whatever user code started beside it.
+
+    A worker starts each executor as the leader of a session, so the group is ours alone to kill; it includes us.
+    Started by hand inside someone else's group, only this process ends, with `status`.
+    """
+    flush_streams()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(status)
+
+
+def flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, or not there: nothing left to write to
+            continue

@@ -1,0 +1,173 @@
+"""The one socket to the worker: frames in, frames out.
+
+Only the hub reads. Frames out are collected and leave in one `sendall` per flush, under a lock that the watch thread
+shares: it sends heartbeats, and results that would otherwise wait behind a long call. Losing the link is losing the
+worker, and ends the process (X63): there is no reconnect.
+"""
+
+from __future__ import annotations
+
+import _socket
+import _thread
+import errno
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from callyard.executor.marks import NO_SLOT, Marks
+from callyard.wire.codec import UnknownMessage, decode_worker_message
+from callyard.wire.frames import FrameReader
+from callyard.wire.messages import WorkerMessage
+
+READ_BYTES: Final = 64 * 1024
+PEEK_BYTES: Final = 64 * 1024
+FLUSH_BYTES: Final = 64 * 1024
+FLUSH_FRAMES: Final = 64
+_GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
+_CANCEL_TAG: Final = b'"CancelCall"'
+
+
+class LinkClosed(Exception):
+    """The worker's end is closed, or ours was taken away; `clean` when it was simply closed."""
+
+    def __init__(self, reason: str, *, clean: bool) -> None:
+        super().__init__(reason)
+        self.clean = clean
+
+
+class Link:
+    def __init__(self, sock: _socket.socket, marks: Marks) -> None:
+        """Owns `sock` from now on, in blocking mode."""
+        sock.setblocking(True)
+        self.fd: Final = sock.fileno()
+        os.set_inheritable(self.fd, False)
+        self.lock: Final = _thread.allocate_lock()
+        self.unpromised_waiting = False
+        """A finished call without a promise may still be in the buffer (X62). Only the hub's thread writes it."""
+        self._sock = sock
+        self._marks = marks
+        self._reader = FrameReader("worker")
+        self._frames: deque[tuple[bytes, int]] = deque()
+        self._buffered_bytes = 0
+        self._readable = select.poll()
+        self._readable.register(self.fd, select.POLLIN)
+        self._watched = select.poll()
+        self._watched.register(self.fd, select.POLLIN | getattr(select, "POLLRDHUP", 0))
+
+    # --- in: the hub only -----------------------------------------------------------------------------------------
+
+    def wait_readable(self, timeout_ms: int) -> None:
+        """Wait for input for at most `timeout_ms`, whole milliseconds."""
+        self._readable.poll(timeout_ms)
+
+    def read(self, *, block: bool) -> list[WorkerMessage | UnknownMessage]:
+        """Everything that has arrived; with `block` at least one read.
+
+        Raises `LinkClosed` at EOF, `ProtocolError` for what is no message.
+        """
+        messages: list[WorkerMessage | UnknownMessage] = []
+        flags = 0 if block else _socket.MSG_DONTWAIT
+        while True:
+            try:
+                data = self._sock.recv(READ_BYTES, flags)
+            except BlockingIOError:
+                return messages
+            except OSError as error:
+                raise _closed(error) from error
+            if not data:
+                raise LinkClosed("the worker closed the link", clean=True)
+            for body in self._reader.feed(data):
+                messages.append(decode_worker_message(body)[0])
+            if len(data) < READ_BYTES:
+                return messages
+            flags = _socket.MSG_DONTWAIT
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def put(self, frame: bytes, slot: int = NO_SLOT) -> None:
+        """Collect one frame for the next flush, which gives `slot` back. The hub's thread only."""
+        self._frames.append((frame, slot))
+        self._buffered_bytes += len(frame)
+        if self._buffered_bytes > FLUSH_BYTES or len(self._frames) >= FLUSH_FRAMES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was collected; on return it has left. The hub's thread only.
+
+        The lock is taken though the buffer may be empty: the watch thread may be sending its content just now.
+        """
+        with self.lock:
+            self.unpromised_waiting = False
+            self._send_collected()
+
+    def flush_late(self) -> None:
+        """As `flush`, from the watch thread."""
+        with self.lock:
+            self._send_collected()
+
+    def send_locked(self, frame: bytes) -> None:
+        """Send one frame past the collected ones. The caller holds `lock`."""
+        self._send(frame)
+
+    def _send_collected(self) -> None:
+        frames = self._frames
+        if not frames:
+            return
+        self._buffered_bytes = 0
+        parts: list[bytes] = []
+        slots: list[int] = []
+        while frames:
+            frame, slot = frames.popleft()
+            parts.append(frame)
+            if slot != NO_SLOT:
+                slots.append(slot)
+        self._send(parts[0] if len(parts) == 1 else b"".join(parts))
+        if slots:
+            self._marks.give_back(slots)
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._sock.sendall(data)
+        except OSError as error:
+            raise _closed(error) from error
+
+    # --- the watch thread -----------------------------------------------------------------------------------------
+
+    def is_gone(self) -> bool:
+        """The worker's end is closed (whatever is still to be read), or our descriptor is."""
+        return any(event & _GONE for _, event in self._watched.poll(0))
+
+    def has_cancel(self) -> bool:
+        """Something to be read may be a CancelCall: worth a signal into running user code.
+
+        Other frames are not, since C code that does not retry after EINTR breaks under a signal (X53). True as well
+        when the answer cannot be seen without reading: a frame begun, or more input than is peeked at.
+        """
+        try:
+            seen = self._sock.recv(PEEK_BYTES, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return bool(seen) and (_CANCEL_TAG in seen or len(seen) == PEEK_BYTES or self._reader.pending_bytes > 0)
+
+    # --- a forked child of user code ------------------------------------------------------------------------------
+
+    def close_in_child(self, close: Callable[[int], None]) -> None:
+        """Close the descriptor by `close` (the real `os.close`): the link is the parent's alone."""
+        self._frames.clear()
+        close(self._sock.detach())
+
+
+def _closed(error: OSError) -> LinkClosed:
+    clean = error.errno in (errno.EPIPE, errno.ECONNRESET)
+    return LinkClosed(f"the link to the worker is unusable: {error}", clean=clean)
+
+
+def open_socket(fd: int, path: str) -> _socket.socket:
+    """The inherited descriptor, or a new connection to `path`. Raises `OSError`."""
+    if fd >= 0:
+        return _socket.socket(fileno=fd)
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    sock.connect(path)
+    return sock

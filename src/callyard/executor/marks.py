@@ -1,0 +1,70 @@
+"""The begun-mark page: which calls this process had begun, readable after it died (X62).
+
+A file that the worker made, mapped shared: one native u64 per slot, holding the number of the call that began there
+last. A call takes a slot when it is received; the slot comes back only after the flush that sent the call's terminal
+frame, so a mark is never overwritten while its result is still here.
+"""
+
+from __future__ import annotations
+
+import os
+
+from callyard.errors import UsageError
+from callyard.ids import CallNumber
+
+MARK_BYTES = 8
+NO_SLOT = -1
+"""Where there is no page."""
+
+
+class Marks:
+    """No page: every call has `NO_SLOT` and nothing is written."""
+
+    def has_room(self) -> bool:
+        return True
+
+    def take(self) -> int:
+        """A free slot; only after `has_room()`."""
+        return NO_SLOT
+
+    def give_back(self, slots: list[int]) -> None:
+        """Slots whose terminal frames have left. Safe from any thread."""
+
+    def mark(self, slot: int, number: CallNumber) -> None:
+        """This call begins now."""
+
+    def close(self) -> None:
+        """In a forked child: the page is its parent's."""
+
+
+class MarkPage(Marks):
+    def __init__(self, fd: int) -> None:
+        """Map the file behind `fd` and close `fd`. Raises `UsageError` when that file is no page."""
+        import mmap
+
+        try:
+            size = os.fstat(fd).st_size
+            if size == 0 or size % MARK_BYTES:
+                raise UsageError(f"--mark-fd {fd}: expected a file of a multiple of 8 bytes, got {size} bytes")
+            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED)
+            os.close(fd)
+        except OSError as error:
+            raise UsageError(f"--mark-fd {fd}: {error}") from error
+        self._page = memoryview(self._map).cast("Q")
+        self._free = list(range(size // MARK_BYTES - 1, -1, -1))
+
+    def has_room(self) -> bool:
+        return bool(self._free)
+
+    def take(self) -> int:
+        return self._free.pop()
+
+    def give_back(self, slots: list[int]) -> None:
+        self._free.extend(slots)
+
+    def mark(self, slot: int, number: CallNumber) -> None:
+        self._page[slot] = number
+
+    def close(self) -> None:
+        self._page.release()
+        self._map.close()

@@ -1,0 +1,319 @@
+"""The files of a target: what is sent to an executor, under the digest of its bytes.
+
+A bundle is the target module, the modules that it imports from under its project root, and what include globs add.
+Its bytes are read once, so that a later edit changes nothing. The worker collects it without importing any of it.
+
+Never part of it: installed packages, hidden folders, `__pycache__`, virtual environments.
+Source: call-execution Decisions ("Bundle and digest"), X40, X86.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Final
+
+from callyard.errors import UsageError
+from callyard.functions.imports import Import, decode_source, list_imports, parse_source
+from callyard.ids import Digest
+
+BUNDLE_BYTES_MAX: Final = 64 * 1024 * 1024
+BUNDLE_FILES_MAX: Final = 10_000
+_INIT: Final = "__init__.py"
+_OUTSIDE: Final = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
+_OWN_NAME: Final = "callyard"
+
+
+class Bundle:
+    """Files by path relative to the project root, POSIX style. Immutable once collected."""
+
+    def __init__(self, module: str, files: Mapping[str, bytes], imports: Iterable[str] = (), name: str = "") -> None:
+        self.module = module
+        """Dotted name of the target."""
+        self.files: Mapping[str, bytes] = MappingProxyType(dict(sorted(files.items())))
+        self.imports: tuple[str, ...] = tuple(sorted(imports))
+        """Top-level names that it imports from installed packages; the standard library is not listed."""
+        self.name = name or f"{module.rpartition('.')[2]}.py"
+        """The target's file name, for messages."""
+        self.digest = compute_digest(self.files)
+
+    @classmethod
+    def collect(cls, target: str | os.PathLike[str], include: Iterable[str] = ()) -> Bundle:
+        """Read `target`, a Python file, and what belongs to it. `include`: globs relative to its project root.
+
+        Raises `UsageError` for what is no usable target, saying what was expected and what to do.
+        """
+        path = _check_target(Path(target))
+        root, module = _locate(path)
+        collector = _Collector(root)
+        collector.add_target(path, module)
+        for pattern in include:
+            collector.add_glob(pattern)
+        return cls(module, collector.files, collector.outside, name=path.name)
+
+    def write_to(self, folder: Path) -> Path:
+        """Write the files once to `folder/<digest>`, read-only, and return that path.
+
+        A reader never sees half of it: it is written beside and renamed. Somebody else writing the same is no harm.
+        `remove_tree` takes it away again.
+        """
+        final = folder / self.digest
+        if final.is_dir():
+            return final
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
+        try:
+            for name, content in self.files.items():
+                path = draft / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+                path.chmod(0o444)
+            for parent, _, _ in os.walk(draft, topdown=False):
+                os.chmod(parent, 0o555)
+            try:
+                draft.rename(final)
+            except OSError:
+                if not final.is_dir():  # else another writer was first, with the same bytes
+                    raise
+        finally:
+            if draft.exists():
+                remove_tree(draft)
+        return final
+
+
+def compute_digest(files: Mapping[str, bytes]) -> Digest:
+    """BLAKE2b-256 of the sorted files: each path in UTF-8 and each content, with its length in 8 bytes before it.
+
+    Source: X86.
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    for name, content in sorted((name.encode(), content) for name, content in files.items()):
+        for part in (name, content):
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+    return Digest(digest.hexdigest())
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder of bundles, read-only as they are. What is gone already is no error."""
+    for parent, _, _ in os.walk(folder):
+        with contextlib.suppress(OSError):
+            os.chmod(parent, stat.S_IRWXU)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Collector:
+    """Gathers files under one root; reads each file once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files: dict[str, bytes] = {}
+        self.outside: set[str] = set()
+        self._bytes = 0
+        self._waiting: list[tuple[str, str]] = []
+        """Python files to walk: relative path and module name."""
+
+    def add_target(self, path: Path, module: str) -> None:
+        content = self._read(path)
+        if not content.strip():
+            raise UsageError(f"{path} is empty: expected a Python file with at least one function")
+        _check_source(path, content)
+        self._add(path, content, module)
+        self._add_parents(module)
+        self._walk()
+
+    def add_glob(self, pattern: str) -> None:
+        if Path(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts or not pattern.strip():
+            raise UsageError(
+                f"include {pattern!r}: expected a glob below the project root {self.root}, such as data/*.csv"
+            )
+        found = False
+        for path in sorted(self.root.glob(pattern)):
+            if path.is_file() and not self._is_outside(path):
+                found = True
+                if self._name(path) not in self.files:
+                    self._add(path, self._read(path), self._module_of(path))
+        if not found:
+            raise UsageError(f"include {pattern!r} matches no file below {self.root}")
+        self._walk()
+
+    def _walk(self) -> None:
+        while self._waiting:
+            name, module = self._waiting.pop()
+            try:
+                tree = parse_source(self.files[name], name)
+            except (SyntaxError, ValueError):
+                continue  # its own import says so in the executor, if it is imported at all
+            for wanted in list_imports(tree, module, is_package=name.endswith(_INIT)):
+                self._follow(wanted)
+
+    def _follow(self, wanted: Import) -> None:
+        top = wanted.module.partition(".")[0]
+        if top == _OWN_NAME:
+            return
+        if not self._add_module(wanted.module):
+            if not self._exists(top) and top not in sys.stdlib_module_names:
+                self.outside.add(top)
+            return
+        for name in wanted.names:
+            if name != "*":
+                self._add_module(f"{wanted.module}.{name}")
+
+    def _add_module(self, module: str) -> bool:
+        """Add a module of the project with the packages around it; False: there is none of that name."""
+        place = self.root.joinpath(*module.split("."))
+        found = self._find(place)
+        if found is None and not (place.is_dir() and not self._is_outside(place)):
+            return False
+        self._add_parents(module)
+        if found is not None and self._name(found) not in self.files:
+            self._add(found, self._read(found), module)
+        return True
+
+    def _add_parents(self, module: str) -> None:
+        parts = module.split(".")
+        for end in range(1, len(parts)):
+            init = self.root.joinpath(*parts[:end], _INIT)
+            if init.is_file() and self._name(init) not in self.files:
+                self._add(init, self._read(init), ".".join(parts[:end]))
+
+    def _find(self, place: Path) -> Path | None:
+        """The file of a module: a package's `__init__`, an extension, or a source file, in Python's order."""
+        candidates = [place / _INIT, *(place.with_name(place.name + suffix) for suffix in (*EXTENSION_SUFFIXES, ".py"))]
+        return next((path for path in candidates if path.is_file() and not self._is_outside(path)), None)
+
+    def _exists(self, top: str) -> bool:
+        place = self.root / top
+        return self._find(place) is not None or (place.is_dir() and not self._is_outside(place))
+
+    def _add(self, path: Path, content: bytes, module: str) -> None:
+        name = self._name(path)
+        self._bytes += len(content)
+        if self._bytes > BUNDLE_BYTES_MAX or len(self.files) >= BUNDLE_FILES_MAX:
+            raise UsageError(
+                f"the files of {self.root} that belong to the target exceed {BUNDLE_BYTES_MAX} bytes"
+                f" or {BUNDLE_FILES_MAX} files at {name}: include less"
+            )
+        self.files[name] = content
+        if path.suffix == ".py":
+            self._waiting.append((name, module))
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+    def _name(self, path: Path) -> str:
+        name = path.relative_to(self.root).as_posix()
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the name of {os.fsencode(path)!r} is not UTF-8: rename it") from error
+        return name
+
+    def _module_of(self, path: Path) -> str:
+        parts = path.relative_to(self.root).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def _is_outside(self, path: Path) -> bool:
+        """Whether a path below the root is in a folder that is never part of a bundle."""
+        parts = path.relative_to(self.root).parts
+        folder = self.root
+        for position, part in enumerate(parts):
+            if part.startswith(".") or part in _OUTSIDE:
+                return True
+            folder = folder / part
+            if position < len(parts) - 1 and (folder / "pyvenv.cfg").exists():
+                return True
+        return False
+
+
+def _check_target(path: Path) -> Path:
+    expected = "expected a Python file, such as functions.py"
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist: {expected}{_nearby(path)}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the name
+        raise UsageError(f"{str(path)!r} is no file name: {expected}") from error
+    if stat.S_ISDIR(mode):
+        inside = f"; for the package itself give {path / _INIT}" if (path / _INIT).is_file() else ""
+        raise UsageError(f"{path} is a folder: {expected}{inside}")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path} is not a regular file: {expected}")
+    if path.suffix != ".py":
+        raise UsageError(f"{path} does not end in .py: {expected}")
+    if "." in path.stem:
+        advice = path.stem.replace(".", "_")
+        raise UsageError(
+            f"{path} cannot be imported, since a dot in a module's name means a package: call it {advice}.py"
+        )
+    return path.absolute()
+
+
+def _nearby(path: Path) -> str:
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == ".py")
+    except OSError:
+        return f" (there is no folder {path.parent})"
+    return f" (in {path.parent} there are {', '.join(names[:5])})" if names else ""
+
+
+def _locate(path: Path) -> tuple[Path, str]:
+    """Project root and dotted module name: the root is the first folder that is no package."""
+    parts = [] if path.name == _INIT else [path.stem]
+    folder = path.parent
+    while (folder / _INIT).is_file() and "." not in folder.name and folder.parent != folder:
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if not parts:
+        raise UsageError(f"{path} is the __init__.py of a folder whose name is no module name: rename {folder.name}")
+    return folder, ".".join(parts)
+
+
+def _check_source(path: Path, content: bytes) -> None:
+    """Raise `UsageError` where the target is no Python source text."""
+    advice = "save it as UTF-8, or name its encoding in the first line"
+    try:
+        decode_source(content)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        bad = _find_bad_byte(content) if isinstance(error, SyntaxError) else error.start
+        if bad is None:
+            raise UsageError(f"{path}: {error}: {advice}") from error
+        line = content.count(b"\n", 0, bad) + 1
+        raise UsageError(f"{path}:{line}: not UTF-8 (byte 0x{content[bad]:02x} at {bad}): {advice}") from error
+    try:
+        parse_source(content, str(path))
+    except SyntaxError as error:
+        raise UsageError(f"{path}:{error.lineno or 1}: {type(error).__name__}: {error.msg}{_show(error)}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}: expected Python source text") from error
+
+
+def _find_bad_byte(content: bytes) -> int | None:
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
+
+
+def _show(error: SyntaxError) -> str:
+    if not error.text:
+        return ""
+    text = error.text.rstrip("\n")
+    bare = text.lstrip()
+    mark = max(0, (error.offset or 1) - 1 - (len(text) - len(bare)))
+    return f"\n    {bare}\n    {' ' * mark}^"

@@ -1,0 +1,412 @@
+"""Python values to JSON, with no silent loss.
+
+msgspec encodes; this module adds the types it does not know (pydantic models, numpy, paths, subclasses) and refuses
+what JSON cannot hold, with a JSON Pointer to the place: NaN and infinities (msgspec alone writes null), lone
+surrogates, cycles, more than `LEVELS_MAX` levels, keys that are neither text nor number. Keys that msgspec writes as
+text (dates, UUIDs, enums of text) are taken. Source: tool-dispatch D26.
+
+The fast path looks only at the bytes; the value itself is walked when they leave a doubt (a `null`, many brackets) or
+when the encoder refused, to find the place. numpy and pydantic are used when the user's code has loaded them, never
+imported.
+"""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import dataclasses
+import datetime
+import decimal
+import enum
+import inspect
+import math
+import pathlib
+import sys
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from callyard.errors import CallyardError
+
+LEVELS_MAX: Final = 512
+_TEXT_SHOWN: Final = 60
+
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+_NATIVE_LEAVES: Final = (
+    *(bytes, bytearray, memoryview, decimal.Decimal, uuid.UUID, msgspec.Raw),
+    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
+)
+_NATIVE_KEYS: Final = (str, int, float, bytes, decimal.Decimal, enum.Enum, uuid.UUID, *_NATIVE_LEAVES[-4:])
+
+
+class ResultMisfit(CallyardError):
+    """A value that JSON cannot hold. `details` carries `pointer` and, by case, `type`, `size`, `limit`, `head`."""
+
+    def __init__(self, message: str, details: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class _Unsupported(Exception):
+    """The encoder met a type it has no JSON for; caught in this module."""
+
+
+def encode_value(value: object) -> bytes:
+    """JSON of any supported value, dictionaries in their own order. Raises `ResultMisfit`."""
+    return _encode(_ENCODER, value)
+
+
+def encode_canonical(value: object) -> bytes:
+    """JSON in which equal values are equal bytes: keys and sets are sorted. Raises `ResultMisfit`. Source: X15."""
+    return _encode(_CANONICAL, value)
+
+
+def escape_token(token: str | int) -> str:
+    """One part of a JSON Pointer."""
+    return str(token).replace("~", "~0").replace("/", "~1")
+
+
+def describe_value(value: object) -> str:
+    """What came, in words and cut short: `a number (5)`, `text ("JFK")`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"a boolean ({str(value).lower()})"
+    if isinstance(value, int | float):
+        try:
+            text = str(value)
+        except ValueError:  # more digits than this Python turns into text
+            return "a number of thousands of digits"
+        return f"a number ({_shorten(text)})"
+    if isinstance(value, str):
+        return f"text ({_shorten(value)!r})".replace("'", '"')
+    if isinstance(value, list | tuple):
+        return f"an array of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object of {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+def find_misfit(value: object) -> ResultMisfit | None:
+    """Walk `value` as the encoder does and return the first thing JSON cannot hold, with its place."""
+    tokens: list[str | int | None] = []
+    active: set[int] = set()
+    open_levels: list[tuple[int, Iterator[tuple[str | int | None, object]]]] = [(0, iter([(None, value)]))]
+    while open_levels:
+        owner, children = open_levels[-1]
+        try:
+            token, child = next(children)
+        except StopIteration:
+            open_levels.pop()
+            active.discard(owner)
+            if tokens:
+                tokens.pop()
+            continue
+        pointer = [*tokens, token]
+        try:
+            inner = _children(child)
+        except _Unsupported as problem:
+            return _misfit(str(problem), pointer, child)
+        if inner is None:
+            continue
+        if id(child) in active:
+            return _misfit("the value holds itself: JSON has no cycles", pointer, child)
+        if len(open_levels) > LEVELS_MAX:
+            return _misfit(f"more than {LEVELS_MAX} levels", pointer[:8], child)
+        active.add(id(child))
+        tokens.append(token)
+        open_levels.append((id(child), inner))
+    return None
+
+
+def find_non_finite(value: object) -> str | None:
+    """JSON Pointer to the first NaN or infinity in a decoded or validated value; None: there is none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    parts: Iterable[tuple[Any, Any]]
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = enumerate(value)
+    else:
+        parts = _attributes(value)
+    for token, part in parts:
+        if type(part) in _PLAIN:
+            continue
+        below = find_non_finite(part)
+        if below is not None:
+            return f"/{escape_token(token)}{below}"
+    return None
+
+
+def _encode(encoder: msgspec.json.Encoder, value: object) -> bytes:
+    try:
+        output = encoder.encode(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _explain(value, error) from error
+    if b"null" in output and value is not None and _may_hold_non_finite(value):
+        misfit = find_misfit(value)
+        if misfit is not None:
+            raise misfit
+    if output.count(b"[") + output.count(b"{") > LEVELS_MAX and _is_deeper(output, LEVELS_MAX):
+        raise _misfit(f"more than {LEVELS_MAX} levels", [], value)
+    return output
+
+
+def _explain(value: object, error: Exception) -> ResultMisfit:
+    try:
+        misfit = find_misfit(value)
+    except Exception as second:  # noqa: BLE001 - code of the value itself: a property, a serializer
+        misfit = None
+        error = second
+    return misfit or _misfit(f"encoding it raised {type(error).__name__}: {_safe_text(error)}", [], value)
+
+
+def _misfit(problem: str, tokens: list[str | int | None], value: object) -> ResultMisfit:
+    pointer = "".join(f"/{escape_token(token)}" for token in tokens if token is not None)
+    message = f"{pointer}: {problem}" if pointer else problem
+    return ResultMisfit(message, {"pointer": pointer, "type": _type_name(value)})
+
+
+def _children(value: Any) -> Iterator[tuple[str | int | None, object]] | None:
+    """The parts of a container with their tokens (None: the same place); None: a leaf. Raises `_Unsupported`."""
+    kind = type(value)
+    if kind is str:
+        _check_text(value)
+        return None
+    if kind in _PLAIN:
+        return None
+    if kind is float:
+        if not math.isfinite(value):
+            raise _Unsupported(f"{value} is not JSON: use None, or text, instead")
+        return None
+    if isinstance(value, dict):
+        return _dict_children(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return enumerate(value)
+    if isinstance(value, enum.Enum):
+        return iter([(None, value.value)])
+    if kind in _NATIVE_LEAVES:
+        return None
+    if hasattr(kind, "__struct_fields__"):
+        names = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+        return iter([(shown, getattr(value, name)) for shown, name in names])
+    if dataclasses.is_dataclass(value) or hasattr(kind, "__attrs_attrs__"):
+        return iter(list(_attributes(value)))
+    return iter([(None, _to_encodable(value))])
+
+
+def _dict_children(value: dict[Any, Any]) -> Iterator[tuple[str | int | None, object]]:
+    parts: list[tuple[str | int | None, object]] = []
+    for key, part in value.items():
+        if isinstance(key, str):
+            _check_text(key)
+        elif isinstance(key, bool) or not isinstance(key, _NATIVE_KEYS):
+            plain = _to_encodable(key)
+            if isinstance(plain, bool) or not isinstance(plain, _NATIVE_KEYS):
+                raise _Unsupported(_BAD_KEY + _type_name(key))
+        parts.append((key if isinstance(key, str) else str(key), part))
+    return iter(parts)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _Unsupported(
+            f"text with a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}) is not Unicode:"
+            ' decode the bytes with errors="replace"'
+        ) from error
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, object]]:
+    """Named parts of a dataclass, Struct, model or attrs object."""
+    names = getattr(type(value), "__struct_fields__", None)
+    if names is None and dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    if names is None and hasattr(type(value), "__attrs_attrs__"):
+        names = [field.name for field in type(value).__attrs_attrs__]
+    if names is None and hasattr(type(value), "__pydantic_serializer__"):
+        names = list(vars(value))
+    for name in names or ():
+        if hasattr(value, name):
+            yield name, getattr(value, name)
+
+
+def _may_hold_non_finite(value: Any) -> bool:
+    """Cheap first look: False only when there is certainly no NaN or infinity in `value`."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return False
+    if kind is float:
+        return not math.isfinite(value)
+    parts: Iterable[Any]
+    if kind is dict:
+        parts = value.values()
+    elif kind is list or kind is tuple:
+        parts = value
+    elif dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
+        parts = vars(value).values()
+    else:
+        return True
+    try:
+        for part in parts:
+            kind = type(part)
+            if kind in _PLAIN:
+                continue
+            if kind is float:
+                if not math.isfinite(part):
+                    return True
+            elif _may_hold_non_finite(part):
+                return True
+    except RecursionError:
+        return True
+    return False
+
+
+_NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+def _is_deeper(output: bytes, levels: int) -> bool:
+    """Whether JSON nests deeper than `levels`: each pass takes the innermost level away, in C."""
+    brackets = output.translate(None, _NOT_BRACKETS)
+    for _ in range(levels):
+        shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if not shorter:
+            return False
+        if len(shorter) == len(brackets):  # brackets inside text: count properly
+            return _count_levels(output) > levels
+        brackets = shorter
+    return _count_levels(output) > levels
+
+
+def _count_levels(output: bytes) -> int:
+    deepest = level = 0
+    in_text = escaped = False
+    for byte in output:
+        if in_text:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_text = False
+        elif byte == 0x22:
+            in_text = True
+        elif byte in b"[{":
+            level += 1
+            deepest = max(deepest, level)
+        elif byte in b"]}":
+            level -= 1
+    return deepest
+
+
+def _to_encodable(value: Any) -> Any:
+    """The encoder's hook for types it does not know. Raises `_Unsupported` with what to return instead."""
+    kind = type(value)
+    if kind in _NEVER_KEYS:  # as values these never come here
+        raise _Unsupported(_BAD_KEY + _type_name(value))
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):  # subclasses, such as pandas.Timestamp
+        if value != value:  # pandas.NaT is a datetime that equals nothing
+            raise _Unsupported("NaT is not JSON: use None instead")
+        return value.isoformat()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
+        return _numpy_to_encodable(numpy, value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    for plain in _SUBCLASSED:
+        if isinstance(value, plain):
+            return plain(value)
+    if isinstance(value, datetime.timedelta):
+        return datetime.timedelta(days=value.days, seconds=value.seconds, microseconds=value.microseconds)
+    if isinstance(value, pathlib.PurePath | uuid.UUID):
+        return str(value)
+    if hasattr(kind, "__pydantic_serializer__") and hasattr(kind, "model_dump"):
+        return value.model_dump()
+    if isinstance(value, collections.abc.Mapping):
+        return dict(value)
+    if isinstance(value, collections.abc.Set):
+        return set(value)
+    if isinstance(value, collections.abc.Sequence | collections.abc.ValuesView | collections.deque):
+        return list(value)
+    advice = _advice(value)
+    if not advice:
+        return _by_pydantic(value)
+    raise _Unsupported(f"{_type_name(value)} has no JSON form: {advice}")
+
+
+_NEVER_KEYS: Final = (bool, type(None), tuple, frozenset)
+_SUBCLASSED: Final[tuple[Any, ...]] = (int, float, bytes, decimal.Decimal)
+_BAD_KEY: Final = "a key must be text or a number, got "
+_ADVICE: Final = "use a dict, list, text, number, dataclass, Struct or pydantic model instead"
+
+
+def _advice(value: object) -> str:
+    if isinstance(value, complex):
+        return "use [z.real, z.imag] instead"
+    if inspect.isawaitable(value):
+        return "await it, in an async def, and use what it gives"
+    if isinstance(value, collections.abc.Iterator):
+        return "use list(...) of it instead"
+    if isinstance(value, BaseException):
+        return "raise it, or use its text, instead"
+    if callable(value):
+        return "call it and use what it gives"
+    if type(value).__name__ in {"DataFrame", "Series"}:
+        return "use plain rows instead, such as frame.to_dict('records') or series.tolist()"
+    if type(value).__name__ == "NAType":
+        return "use None instead"
+    return ""
+
+
+def _by_pydantic(value: object) -> Any:
+    """Types that only pydantic knows: URLs, IP addresses, secrets, patterns."""
+    core = sys.modules.get("pydantic_core")
+    if core is not None:
+        try:
+            return core.to_jsonable_python(value)
+        except core.PydanticSerializationError:
+            pass
+    raise _Unsupported(f"{_type_name(value)} has no JSON form: {_ADVICE}")
+
+
+def _numpy_to_encodable(numpy: Any, value: Any) -> Any:
+    if value.dtype.kind == "M":
+        if numpy.isnat(value).any():
+            raise _Unsupported("NaT is not JSON: use None instead")
+        texts = numpy.datetime_as_string(value)
+        return texts.tolist() if isinstance(value, numpy.ndarray) else str(texts)
+    if isinstance(value, numpy.ndarray):
+        return value.astype(float).tolist() if value.dtype.char == "g" else value.tolist()
+    if isinstance(value, numpy.floating):
+        return float(value)
+    plain = value.item()
+    if type(plain) is type(value):
+        raise _Unsupported(f"{_type_name(value)} has no JSON form: {_ADVICE}")
+    return plain
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _safe_text(error: BaseException) -> str:
+    try:
+        return _shorten(str(error), 200)
+    except Exception:  # noqa: BLE001 - __str__ is user code
+        return "(its text cannot be read)"
+
+
+def _shorten(text: str, limit: int = _TEXT_SHOWN) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_to_encodable)
+_CANONICAL: Final = msgspec.json.Encoder(enc_hook=_to_encodable, order="deterministic")

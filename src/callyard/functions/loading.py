@@ -1,0 +1,290 @@
+"""A bundle in its executor: imported once, under its real module name, and described.
+
+Anything may happen while user code is imported; whatever does becomes a `LoadFailure` with file and line. This module
+is also imported by the worker, for `refuse_while_importing`, so pydantic is loaded only with a bundle.
+Source: call-execution Decisions ("Bundle and digest"), X84.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from callyard.errors import ErrorKind, UsageError
+from callyard.functions.function import NO_PROMISES, Function, Promises
+from callyard.functions.imports import list_imports, parse_source
+from callyard.ids import FunctionId
+from callyard.wire.messages import DescribedFunction, WireError
+
+if TYPE_CHECKING:
+    from callyard.functions.signature import Invocable
+
+STACK_CHARS_MAX: Final = 16 * 1024
+_OWN_NAME: Final = "callyard"
+
+_importing = False
+"""A bundle of this process is being imported right now."""
+
+
+class LoadFailure(Exception):
+    """A bundle, or one function of it, cannot be used. `error` is what the worker is told."""
+
+    def __init__(self, error: WireError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def refuse_while_importing() -> None:
+    """Raise `UsageError` when user code starts Callyard while an executor imports that code."""
+    if _importing:
+        raise UsageError(
+            "this file starts Callyard while an executor imports it, which would start executors without end:"
+            ' put that part under `if __name__ == "__main__":`'
+        )
+
+
+class LoadedBundle:
+    """An imported target and its callable functions."""
+
+    def __init__(self, path: Path, module: ModuleType) -> None:
+        self.path = path
+        self.module = module
+        self._declared = _declared_functions(module, path)
+        self._callables: dict[str, tuple[Callable[..., Any], Promises]] = {
+            name: (found.target, found.promises) for name, found in self._declared.items()
+        } or {name: (found, NO_PROMISES) for name, found in _plain_functions(module)}
+        self._invocables: dict[str, Invocable] = {}
+
+    @property
+    def has_async(self) -> bool:
+        """Whether any function is an `async def`, so that the executor needs an event loop."""
+        return any(inspect.iscoroutinefunction(inspect.unwrap(target)) for target, _ in self._callables.values())
+
+    def get(self, entry_selector: str) -> Invocable:
+        """The function of a selector, `module:name`; built once. Raises `LoadFailure`."""
+        found = self._invocables.get(entry_selector)
+        if found is None:
+            module, _, name = entry_selector.rpartition(":")
+            if module != self.module.__name__ or name not in self._callables:
+                known = ", ".join(self._callables) or "none"
+                raise _failure(ErrorKind.NOT_FOUND, f"no function {entry_selector!r}; there are: {known}")
+            found = self._invocables[entry_selector] = self._build(name)
+        return found
+
+    def describe(self) -> tuple[list[DescribedFunction], list[str]]:
+        """Every function, in the order of the module, and the installed packages that the bundle imports.
+
+        A declared function that JSON cannot reach is a `LoadFailure`. Without any `@function` the module's public
+        functions are all there is to go by, and helpers that JSON cannot reach are left out.
+        """
+        described: list[DescribedFunction] = []
+        left_out: list[LoadFailure] = []
+        for name in self._callables:
+            try:
+                described.append(self._describe(name))
+            except LoadFailure as failure:
+                if self._declared:
+                    raise
+                left_out.append(failure)
+        if left_out and not described:
+            raise left_out[0]
+        if not described:
+            file = _relative(self.path, self.module.__file__ or self.module.__name__)
+            raise _failure(
+                ErrorKind.NOT_FOUND,
+                f"{file}: no functions: define one with def, or declare it with @function",
+                file=file,
+            )
+        return described, list_installed_packages(self.path)
+
+    def _describe(self, name: str) -> DescribedFunction:
+        from callyard.functions.signature import UnfitSignature
+
+        invocable = self.get(f"{self.module.__name__}:{name}")
+        try:
+            return DescribedFunction(
+                name=FunctionId(name),
+                entry_selector=f"{self.module.__name__}:{name}",
+                signature=invocable.signature_text(),
+                description=invocable.description(),
+                input_schema=_to_raw(invocable.input_schema()),
+                output_schema=_to_raw(invocable.output_schema()),
+                promises=msgspec.Raw(msgspec.json.encode(invocable.promises)),
+                takes_row=invocable.takes_row,
+                is_async=invocable.is_async,
+                line=invocable.line,
+            )
+        except UnfitSignature as error:
+            raise self._unfit(name, error) from error
+
+    def _build(self, name: str) -> Invocable:
+        from callyard.functions.signature import Invocable, UnfitSignature
+
+        target, promises = self._callables[name]
+        try:
+            return Invocable(name, target, promises)
+        except UnfitSignature as error:
+            raise self._unfit(name, error) from error
+
+    def _unfit(self, name: str, error: Exception) -> LoadFailure:
+        code = inspect.unwrap(self._callables[name][0]).__code__
+        file, line = _relative(self.path, code.co_filename), code.co_firstlineno
+        return _failure(ErrorKind.INTERNAL, f"{file}:{line}: {error}", file=file, line=line)
+
+
+def load_bundle(path: str | Path, module: str) -> LoadedBundle:
+    """Import `module` from the bundle's folder, which goes first on `sys.path`. Raises `LoadFailure`.
+
+    An executor serves one bundle for its life: nothing is put back.
+    """
+    global _importing
+    folder = Path(path).absolute()
+    top = module.partition(".")[0]
+    taken = sys.modules.get(top)
+    if taken is not None and not any(_is_inside(folder, place) for place in _places(taken)):
+        where = next(iter(_places(taken)), "Python itself")
+        raise _failure(ErrorKind.INTERNAL, f"the module name {top!r} is taken by {where}: rename the file or folder")
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True  # the folder is read-only, and shared with other executors
+    importlib.invalidate_caches()
+    _importing = True
+    try:
+        imported = importlib.import_module(module)
+    except BaseException as error:
+        raise _explain(folder, error) from error
+    finally:
+        _importing = False
+    if not _is_inside(folder, getattr(imported, "__file__", None)):
+        where = next(iter(_places(imported)), "Python itself")
+        raise _failure(ErrorKind.INTERNAL, f"the module name {module!r} is taken by {where}: rename the file or folder")
+    from callyard.functions import signature  # noqa: F401 - now, so that no call pays for pydantic
+
+    return LoadedBundle(folder, imported)
+
+
+def list_installed_packages(path: Path) -> list[str]:
+    """Distributions outside the bundle that its files import, as `name==version`, sorted. Source: X86."""
+    names: set[str] = set()
+    own: set[str] = {_OWN_NAME}
+    for file in path.rglob("*.py"):
+        parts = file.relative_to(path).with_suffix("").parts
+        own.add(parts[0])
+        is_package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if is_package else parts)
+        try:
+            tree = parse_source(file.read_bytes(), str(file))
+        except (SyntaxError, ValueError):
+            continue
+        names |= {wanted.module.partition(".")[0] for wanted in list_imports(tree, module, is_package=is_package)}
+    return sorted({found for name in names - own - sys.stdlib_module_names for found in _distributions(name)})
+
+
+def _distributions(name: str) -> Iterator[str]:
+    """The distributions that provide a top-level name: most often the one of the same name."""
+    from importlib import metadata  # for a description only, never for a call
+
+    try:
+        found = metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        for other in metadata.packages_distributions().get(name, ()):
+            yield f"{other}=={metadata.version(other)}"
+    else:
+        yield f"{found.metadata['Name']}=={found.version}"
+
+
+def _declared_functions(module: ModuleType, path: Path) -> dict[str, Function[..., Any]]:
+    """Functions with `@function` in the module's namespace, its own and those of other modules of the bundle."""
+    found: dict[str, Function[..., Any]] = {}
+    seen: set[int] = set()
+    for name, value in vars(module).items():
+        if not isinstance(value, Function) or id(value) in seen:
+            continue
+        if _is_inside(path, inspect.unwrap(value.target).__code__.co_filename):
+            seen.add(id(value))
+            found[name] = value
+    return found
+
+
+def _plain_functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, value in vars(module).items():
+        if name.startswith("_") or not inspect.isfunction(value) or value.__module__ != module.__name__:
+            continue
+        if not inspect.isgeneratorfunction(value) and not inspect.isasyncgenfunction(value):
+            yield name, value
+
+
+def _explain(path: Path, error: BaseException) -> LoadFailure:
+    """`file.py:12: NameError: …`, at the innermost line of the bundle's own code."""
+    frames = [
+        (_relative(path, frame.f_code.co_filename), line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _is_inside(path, frame.f_code.co_filename)
+    ]
+    file, line = (frames[-1][0], frames[-1][1]) if frames else ("", 0)
+    if isinstance(error, SyntaxError) and error.filename and _is_inside(path, error.filename):
+        file, line = _relative(path, error.filename), error.lineno or 1
+    text = _message(error)
+    if isinstance(error, SyntaxError):
+        text = f"{type(error).__name__}: {error.msg}"
+    if isinstance(error, SystemExit):
+        text = f'SystemExit: {error.code}; it ends when imported: guard that part with `if __name__ == "__main__":`'
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        text += f" ({error.name.partition('.')[0]} is neither in the bundle nor installed where the executors run)"
+    if isinstance(error, FileNotFoundError) and _is_inside(path, str(error.filename)):
+        text += " (data files are sent along only when they are included, with --include)"
+    text = text.replace(f"{path}/", "")
+    place = f"{file}:{line}: " if file else ""
+    return _failure(ErrorKind.INTERNAL, place + text, file=file, line=line, stack=_format_stack(path, error))
+
+
+def _format_stack(path: Path, error: BaseException) -> str:
+    """The traceback from the bundle's own code on, with paths relative to the bundle."""
+    summary = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, frame in enumerate(summary) if _is_inside(path, frame.filename)), len(summary))
+    lines: list[str] = []
+    for frame in summary[first:]:
+        if "importlib" in frame.filename:
+            continue
+        lines.append(f'  File "{_relative(path, frame.filename)}", line {frame.lineno}, in {frame.name}')
+        if frame.line:
+            lines.append(f"    {frame.line}")
+    lines.append(_message(error))
+    return "\n".join(lines)[-STACK_CHARS_MAX:]
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - __str__ is user code
+        text = "(its text cannot be read)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _failure(kind: ErrorKind, message: str, **details: Any) -> LoadFailure:
+    return LoadFailure(WireError(kind, message, details=details))
+
+
+def _is_inside(path: Path, filename: str | None) -> bool:
+    return filename is not None and Path(filename).is_relative_to(path)
+
+
+def _places(module: ModuleType) -> list[str]:
+    """Where a module comes from: its file, or the folders of a package without `__init__`."""
+    file = getattr(module, "__file__", None)
+    return [file] if file else list(getattr(module, "__path__", ()))
+
+
+def _relative(path: Path, filename: str) -> str:
+    return Path(filename).relative_to(path).as_posix() if _is_inside(path, filename) else Path(filename).name
+
+
+def _to_raw(schema: dict[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(schema, enc_hook=str))

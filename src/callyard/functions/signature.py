@@ -1,0 +1,362 @@
+"""A function as its executor calls it: JSON arguments in, JSON result out.
+
+One pydantic-core validator per function takes the raw bytes, in strict JSON mode: `"5"` is no integer, a boolean is no
+integer, ISO text is a datetime. What JSON libraries let pass is refused before: duplicate keys, NaN, infinities,
+numbers beyond a float. Source: tool-dispatch D2, D4, D26, D49.
+
+Cost: `bind` is the hot path of an executor. Duplicate keys cost a second parse, so they are looked for only when there
+can be some: an object whose colons are no more than the keys that the validator is sure to demand has none.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final, is_typeddict
+
+import jiter
+import msgspec
+import typing_extensions
+from pydantic import BaseModel, RootModel, TypeAdapter
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import SchemaValidator, ValidationError
+
+from callyard.errors import CallyardError
+from callyard.functions.cells import Columns, may_hold_non_finite
+from callyard.functions.docstrings import read_docstring
+from callyard.functions.encoding import ResultMisfit, encode_value, find_non_finite
+from callyard.functions.function import NO_PROMISES, RESULT_BYTES_MAX, Promises
+from callyard.functions.misfits import ArgumentsMisfit, Parameters, explain, loose_json, misfit, raised_in_check
+from callyard.functions.signature_text import format_annotation, format_signature
+from callyard.functions.type_hooks import TEXT_CELLS, prepare_types
+
+__all__ = ["ArgumentsMisfit", "Invocable", "ResultMisfit", "UnfitSignature"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+_SYNTAX: Final = msgspec.json.Decoder(msgspec.Raw)
+_SHAPE: Final = bytes.maketrans(b"123456789E+", b"000000000e0")
+_LONG_INTEGER: Final = b"0" * 309
+"""An integer part that may exceed the largest float."""
+_HEAD_BYTES: Final = 1024
+_BY_NAME: Final = frozenset({inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY})
+_POSITIONAL: Final = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD})
+_MAPPINGS: Final = (dict, collections.abc.Mapping)
+
+
+class UnfitSignature(CallyardError):
+    """A function whose parameters or result JSON cannot carry. It cannot be called through Callyard."""
+
+
+class _QuietJsonSchema(GenerateJsonSchema):
+    """JSON Schema without warnings: what cannot be shown, such as a default that is no JSON, is left out."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
+
+    def decimal_schema(self, schema: Any) -> dict[str, Any]:
+        """The text form is marked as such: `Columns` must tell it from free text."""
+        described = super().decimal_schema(schema)
+        for branch in described.get("anyOf", ()):
+            if branch.get("type") == "string":
+                branch.setdefault("format", "decimal")
+        return described
+
+
+class _Reader:
+    """Validates one JSON text against one core schema."""
+
+    def __init__(self, core: dict[str, Any], definitions: list[Any], keys_sure: int, parameters: Parameters) -> None:
+        self.core = {"type": "definitions", "schema": core, "definitions": definitions} if definitions else core
+        self._validator = SchemaValidator(typing.cast(Any, self.core))
+        self._keys_sure = max(1, keys_sure)
+        self._parameters = parameters
+
+    @functools.cached_property
+    def json_schema(self) -> dict[str, Any]:
+        return _QuietJsonSchema().generate(typing.cast(Any, self.core))
+
+    @functools.cached_property
+    def columns(self) -> Columns:
+        return Columns(self.json_schema)
+
+    def read(self, raw: bytes, *, texts: bool = False) -> Any:
+        """The validated value; `texts`: values are text, to be parsed. Raises `ArgumentsMisfit`."""
+        if texts:
+            raw = self.columns.prepare(raw)
+        may_overflow = _check_json(raw, self._keys_sure)
+        try:
+            if texts:
+                value = self._validator.validate_json(raw, strict=False, context=TEXT_CELLS)
+            else:
+                value = self._validator.validate_json(raw, strict=True)
+        except ValidationError as error:
+            raise explain(error, raw, self._parameters) from None
+        except MemoryError:
+            raise
+        except Exception as error:  # a validator or __post_init__ of the user's
+            raise raised_in_check(error) from error
+        if may_overflow or (texts and may_hold_non_finite(raw)):
+            _refuse_non_finite(value)
+        return value
+
+
+class Invocable:
+    """A function, ready to be called with JSON. Raises `UnfitSignature` when built of one that JSON cannot reach."""
+
+    def __init__(self, name: str, target: Callable[..., Any], promises: Promises = NO_PROMISES) -> None:
+        self.name = name
+        self.target = target
+        self.promises = promises
+        plain = inspect.unwrap(target)
+        self._plain: types.FunctionType = typing.cast(types.FunctionType, plain)
+        self.is_async = inspect.iscoroutinefunction(plain)
+        self.line: int = self._plain.__code__.co_firstlineno
+        self._result_bytes_max = promises.max_result_bytes or RESULT_BYTES_MAX
+        self._signature = inspect.signature(plain)
+        self._hints = _resolve_hints(name, plain)
+        prepare_types(self._hints.values())
+        arguments, definitions = _build_core(name, plain, self._signature, self._hints)
+        parameters = _describe_parameters(self._signature)
+        self._arguments = _Reader(arguments, definitions, _keys_of_arguments(arguments), parameters)
+        self._positional_only = tuple(
+            p.name for p in self._signature.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY
+        )
+        self._row_parameter = _find_row_parameter(self._signature, self._hints)
+        self._row: _Reader | None = None
+        if self._row_parameter is not None:
+            core = next(p["schema"] for p in arguments["arguments_schema"] if p["name"] == self._row_parameter.name)
+            core = core["schema"] if core["type"] == "default" else core
+            fields = _keys_of_object(core, definitions)
+            self._row = _Reader(core, definitions, fields, Parameters((), (), ()))
+
+    @property
+    def takes_row(self) -> bool:
+        """Whether a row's object is the whole value of its one object parameter."""
+        return self._row is not None
+
+    def bind(self, args: bytes | msgspec.Raw, *, row: bool = False, strings: bool = False) -> Arguments:
+        """Positional and keyword arguments for `target`, from JSON: an object by name, an array by position.
+
+        `row`: `args` is a row of a call list, which a function with one object parameter takes whole. `strings`: its
+        values are text, parsed by each parameter's type; an empty text is an absent argument where that means
+        something. Raises `ArgumentsMisfit`.
+        """
+        raw = args if type(args) is bytes else bytes(args)
+        if row and self._row is not None and (raw[:1] == b"{" or raw.lstrip()[:1] == b"{"):
+            value = self._row.read(raw, texts=strings)
+            parameter = self._row_parameter
+            assert parameter is not None
+            return ((), {parameter.name: value}) if parameter.kind in _BY_NAME else ((value,), {})
+        bound: Arguments = self._arguments.read(raw, texts=strings)
+        return self._place_positional(bound) if self._positional_only else bound
+
+    def encode(self, value: object) -> bytes:
+        """The result as JSON. Raises `ResultMisfit`."""
+        output = encode_value(value)
+        if len(output) > self._result_bytes_max:
+            size, limit = len(output), self._result_bytes_max
+            message = f"result of {size} bytes exceeds max_result_bytes={limit}: return less, or write it to a file"
+            head = output[:_HEAD_BYTES].decode(errors="replace")
+            raise ResultMisfit(message, {"pointer": "", "size": size, "limit": limit, "head": head})
+        return output
+
+    def input_schema(self) -> dict[str, Any]:
+        """JSON Schema (2020-12) of the arguments by name. Raises `UnfitSignature`."""
+        parameters = [
+            {**p, "mode": "keyword_only"} for p in self._core_arguments()["arguments_schema"]
+        ]  # as an object, whatever can also be given by position
+        arguments = {
+            k: v for k, v in self._core_arguments().items() if k not in {"arguments_schema", "var_args_schema"}
+        }
+        core = {**arguments, "arguments_schema": parameters}
+        if self._arguments.core["type"] == "definitions":
+            core = {**self._arguments.core, "schema": core}
+        try:
+            schema = _QuietJsonSchema().generate(typing.cast(Any, core))
+        except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
+            raise UnfitSignature(f"{self.name}: {_first_line(error)}") from error
+        for name, text in read_docstring(self._plain.__doc__).parameters.items():
+            described = schema.get("properties", {}).get(name)
+            if isinstance(described, dict):
+                described.setdefault("description", text)
+        return schema
+
+    def output_schema(self) -> dict[str, Any]:
+        """JSON Schema of the result; empty: anything."""
+        if "return" not in self._hints:
+            return {}
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(self._hints["return"])
+            return adapter.json_schema(mode="serialization", schema_generator=_QuietJsonSchema)
+        except (PydanticUserError, TypeError):
+            return {}  # results are encoded by what they are, so a type without a schema is no fault
+
+    def signature_text(self) -> str:
+        """The signature as one would write it: `distance(origin: str, dest: str) -> float`."""
+        return self.name + format_signature(self._signature)
+
+    def description(self) -> str:
+        """What the docstring says of the function, without its list of parameters."""
+        return read_docstring(self._plain.__doc__).summary
+
+    def _core_arguments(self) -> dict[str, Any]:
+        core = self._arguments.core
+        return typing.cast(dict[str, Any], core["schema"] if core["type"] == "definitions" else core)
+
+    def _place_positional(self, bound: Arguments) -> Arguments:
+        args, keywords = bound
+        placed = [*args, *(keywords.pop(name) for name in self._positional_only[len(args) :])]
+        return tuple(placed), keywords
+
+
+def _check_json(raw: bytes, keys_sure: int) -> bool:
+    """Refuse what the validator would let pass. Raises `ArgumentsMisfit`.
+
+    A validated object holds each of its `keys_sure` keys, so with no more colons than that no key stands twice. True:
+    a number may be too large for a float, which shows when a parameter is one.
+    """
+    shape = raw.translate(_SHAPE)
+    may_overflow = b"0e0" in shape or (len(raw) > len(_LONG_INTEGER) and _LONG_INTEGER in shape)
+    if not may_overflow and raw.count(b":") <= keys_sure:
+        try:
+            _SYNTAX.decode(raw)
+        except (msgspec.DecodeError, RecursionError):
+            pass  # the parser below says where
+        else:
+            return False
+    try:
+        value = jiter.from_json(raw, catch_duplicate_keys=True, allow_inf_nan=False)
+    except ValueError as error:
+        raise loose_json(raw, error) from None
+    if may_overflow:
+        _refuse_non_finite(value)
+    return may_overflow
+
+
+def _refuse_non_finite(value: Any) -> None:
+    """For decoded JSON, a validated row, or validated arguments: a tuple with a dict after it."""
+    parts = value if type(value) is tuple and len(value) == 2 and type(value[1]) is dict else (value,)
+    for part in parts:
+        pointer = find_non_finite(part)
+        if pointer is not None:
+            raise misfit("expected a finite number, got one that no float can hold", "finite_number", pointer)
+
+
+def _resolve_hints(name: str, plain: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing_extensions.get_type_hints(plain, include_extras=True)
+    except NameError as error:
+        raise UnfitSignature(
+            f"{name}: {error}; its annotations must be importable at run time, not only under TYPE_CHECKING"
+        ) from error
+    except Exception as error:  # annotations are user code
+        raise UnfitSignature(f"{name}: its annotations cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _build_core(
+    name: str, plain: Callable[..., Any], signature: inspect.Signature, hints: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Any]]:
+    """The arguments schema and its shared definitions. Positional-only parameters can be given by name as well."""
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(typing.cast(Any, plain))
+        core: Any = adapter.core_schema
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise UnfitSignature(_name_culprit(name, signature, hints, error)) from error
+    definitions = core["definitions"] if core["type"] == "definitions" else []
+    call = core["schema"] if core["type"] == "definitions" else core
+    arguments = dict(call["arguments_schema"])
+    arguments["arguments_schema"] = [
+        {**p, "mode": "positional_or_keyword"} if p.get("mode") == "positional_only" else p
+        for p in arguments["arguments_schema"]
+    ]
+    return arguments, definitions
+
+
+def _name_culprit(name: str, signature: inspect.Signature, hints: Mapping[str, Any], error: Exception) -> str:
+    for parameter in signature.parameters:
+        if parameter in hints:
+            try:
+                TypeAdapter(hints[parameter])
+            except (PydanticUserError, NameError, TypeError) as culprit:
+                shown = format_annotation(signature.parameters[parameter].annotation)
+                return f"{name}: parameter {parameter}: {shown} has no JSON form ({_first_line(culprit)})"
+    return f"{name}: {_first_line(error)}"
+
+
+def _describe_parameters(signature: inspect.Signature) -> Parameters:
+    parameters = list(signature.parameters.values())
+    named = [p for p in parameters if p.kind in _BY_NAME or p.kind is inspect.Parameter.POSITIONAL_ONLY]
+    hint = ""
+    if len(parameters) == 1 and named and named[0].annotation is inspect.Parameter.empty:
+        hint = f" (write {named[0].name}: dict to take a whole row)"
+    return Parameters(
+        names=tuple(p.name for p in named),
+        positional=tuple(p.name for p in named if p.kind in _POSITIONAL),
+        required=tuple(p.name for p in named if p.default is inspect.Parameter.empty),
+        takes_any_number=any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters),
+        hint=hint,
+    )
+
+
+def _find_row_parameter(signature: inspect.Signature, hints: Mapping[str, Any]) -> inspect.Parameter | None:
+    """The only parameter, or the only required one, when its type is an object."""
+    named = [p for p in signature.parameters.values() if p.kind in _BY_NAME or p.kind in _POSITIONAL]
+    required = [p for p in named if p.default is inspect.Parameter.empty]
+    if len(named) != len(signature.parameters):  # *args or **kwargs take what is left
+        return None
+    candidates = required if required else named
+    if len(candidates) != 1 or candidates[0].name not in hints:
+        return None
+    return candidates[0] if _is_object_type(hints[candidates[0].name]) else None
+
+
+def _is_object_type(annotation: Any) -> bool:
+    annotation = getattr(annotation, "__value__", annotation)
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _is_object_type(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(annotation) if member is not types.NoneType]
+        return all(_is_object_type(member) for member in members)
+    kind = origin if origin is not None else annotation
+    if not isinstance(kind, type):
+        return False
+    if is_typeddict(kind) or typing_extensions.is_typeddict(kind) or dataclasses.is_dataclass(kind):
+        return True
+    if issubclass(kind, BaseModel):
+        return not issubclass(kind, RootModel)
+    return issubclass(kind, (*_MAPPINGS, msgspec.Struct)) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+def _keys_of_arguments(arguments: Mapping[str, Any]) -> int:
+    return sum(_is_sure(p["schema"]) for p in arguments["arguments_schema"])
+
+
+def _keys_of_object(core: Mapping[str, Any], definitions: list[Any]) -> int:
+    """How many different keys an object is sure to hold once it is validated; 0: unknown."""
+    while core["type"] == "definition-ref":
+        core = next(part for part in definitions if part.get("ref") == core["schema_ref"])
+    if core["type"] == "dataclass":
+        fields = core["schema"].get("fields", ()) if core["schema"]["type"] == "dataclass-args" else ()
+        return sum(_is_sure(field["schema"]) and field.get("init", True) for field in fields)
+    if core["type"] == "typed-dict":
+        total = core.get("total", True)
+        return sum(field.get("required", total) for field in core["fields"].values())
+    if core["type"] == "model" and core["schema"]["type"] == "model-fields":
+        return sum(_is_sure(field["schema"]) for field in core["schema"]["fields"].values())
+    return 0
+
+
+def _is_sure(core: Mapping[str, Any]) -> bool:
+    """Whether a value of this schema must be given; a validator function around it might make one up."""
+    return core["type"] != "default" and not core["type"].startswith("function")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].partition(". Set `")[0]

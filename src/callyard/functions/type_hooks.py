@@ -1,0 +1,122 @@
+"""Types of user functions that pydantic does not take as they are.
+
+`msgspec.Struct` is unknown to pydantic, and it refuses `typing.TypedDict` before Python 3.12. Both get pydantic's own
+hook method, set on the class where it stands in an annotation, so that they work at any depth: in lists, unions,
+dataclass fields. The class is otherwise untouched. Source: tool-dispatch D2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import typing
+from typing import Any, Final, is_typeddict
+
+import msgspec
+import typing_extensions
+from pydantic_core import PydanticCustomError, core_schema
+
+_CORE_HOOK: Final = "__get_pydantic_core_schema__"
+_JSON_HOOK: Final = "__get_pydantic_json_schema__"
+TEXT_CELLS: Final = "callyard: values are text"
+"""The validation context under which texts are parsed: CSV cells and `key=value`."""
+
+
+def prepare_types(annotations: typing.Iterable[Any]) -> None:
+    """Make every type reachable from `annotations` known to pydantic. What cannot be resolved is left to it."""
+    seen: set[int] = set()
+    waiting = list(annotations)
+    while waiting:
+        annotation = waiting.pop()
+        if annotation is None or isinstance(annotation, str) or id(annotation) in seen:
+            continue
+        seen.add(id(annotation))
+        waiting += typing.get_args(annotation)
+        waiting.append(typing.get_origin(annotation))
+        value = getattr(annotation, "__value__", None)  # `type X = …` of Python 3.12
+        if value is not None:
+            waiting.append(value)
+        if not isinstance(annotation, type):
+            continue
+        if issubclass(annotation, msgspec.Struct):
+            _prepare_struct(annotation)
+        elif is_typeddict(annotation):
+            _prepare_typed_dict(annotation)
+            waiting += _hints(annotation)
+        elif dataclasses.is_dataclass(annotation) or hasattr(annotation, "_fields"):
+            waiting += _hints(annotation)
+
+
+def struct_pointer(context: dict[str, Any] | None) -> list[str | int]:
+    """The place inside a Struct that an error of ours names."""
+    path = (context or {}).get("path", "")
+    parts = re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path)
+    return [name if name else int(index) for name, index in parts]
+
+
+def _hints(owner: type) -> list[Any]:
+    try:
+        return list(typing_extensions.get_type_hints(owner, include_extras=True).values())
+    except Exception:  # noqa: BLE001 - annotations are user code; pydantic reports the same place, with its name
+        return []
+
+
+def _prepare_typed_dict(owner: Any) -> None:
+    if sys.version_info >= (3, 12) or type(owner).__module__ != "typing" or _CORE_HOOK in vars(owner):
+        return
+    rebuilt: list[Any] = []  # made once, at the first use, when names later in the module are known
+
+    def core(source: Any, handler: Any) -> Any:
+        if not rebuilt:
+            make: Any = typing_extensions.TypedDict
+            hints = typing_extensions.get_type_hints(owner, include_extras=True)
+            twin = make(owner.__name__, hints, total=owner.__total__)
+            twin.__module__, twin.__doc__ = owner.__module__, owner.__doc__
+            rebuilt.append(twin)
+        return handler.generate_schema(rebuilt[0])
+
+    setattr(owner, _CORE_HOOK, core)
+
+
+def _prepare_struct(owner: type[msgspec.Struct]) -> None:
+    if _CORE_HOOK in vars(owner):
+        return
+
+    def core(source: Any, handler: Any) -> Any:
+        msgspec.json.Decoder(source)  # a field that msgspec cannot read is an error now, not at the first call
+
+        def convert(value: Any, info: core_schema.ValidationInfo) -> Any:
+            if isinstance(value, owner):
+                return value
+            try:
+                return msgspec.convert(value, source, strict=info.context is not TEXT_CELLS, str_keys=True)
+            except msgspec.ValidationError as error:
+                reason, _, path = str(error).partition(" - at `")
+                context = {"reason": reason.replace("`", ""), "path": path.rstrip("`").removeprefix("$")}
+                raise PydanticCustomError("struct", "{reason}", context) from error
+
+        return core_schema.with_info_plain_validator_function(convert)
+
+    def json_schema(schema: Any, handler: Any) -> Any:
+        (top,), parts = msgspec.json.schema_components((owner,), ref_template="{name}")
+        return _inline(top, parts, ())
+
+    setattr(owner, _CORE_HOOK, staticmethod(core))
+    setattr(owner, _JSON_HOOK, staticmethod(json_schema))
+
+
+def _inline(schema: Any, parts: dict[str, Any], above: tuple[str, ...]) -> Any:
+    """Put referenced parts in place; a recursive one ends as a plain object."""
+    if isinstance(schema, list):
+        return [_inline(part, parts, above) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    name = schema.get("$ref")
+    if isinstance(name, str):
+        if name in above:
+            return {"type": "object", "title": name}
+        return _inline(parts[name], parts, (*above, name))
+    if "propertyName" in schema and "mapping" in schema:  # a discriminator: names the parts that are now in place
+        return {"propertyName": schema["propertyName"]}
+    return {key: _inline(part, parts, above) for key, part in schema.items()}

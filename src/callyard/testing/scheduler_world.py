@@ -1,0 +1,599 @@
+"""The scheduler's world: the real Scheduler, CreditWindow and ReorderBuffer among fake executors, links, builders, sinks.
+
+`SchedulerWorld` plays the worker's actor and its adapter. Everything that may go wrong between them and an executor does,
+as the seed draws it: see `Faults`. What is checked: the scheduler's invariants after each turn (sampled), that the
+epilogue left nothing to settle, that core and adapter hold the same reservations, that credits stay within their window;
+and in the end one result per index in order, that results say what the executors' log says of attempts and effects, and
+that nothing is left behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import assert_never
+
+import msgspec
+
+from callyard.errors import ErrorKind, Outcome, fail
+from callyard.ids import CallId, Digest, ExecutorId, FunctionId, TaskId, Tenant
+from callyard.policy.credit import CreditWindow, ReorderBuffer
+from callyard.scheduler import commands as c
+from callyard.scheduler import events as e
+from callyard.scheduler.calls import CallResult, FunctionTarget, NewCall, StopReason
+from callyard.scheduler.config import SchedulerConfig
+from callyard.scheduler.core import Scheduler, prepare_batch
+from callyard.scheduler.executors import ExecutorSnapshot
+from callyard.scheduler.tasks import TaskPlan
+from callyard.testing.executors import FakeExecutor, Frame, Script, SideEffects
+from callyard.testing.simulation import Simulation
+
+TICK_MS = 500
+CANCEL_GRACE_MS = 250
+STALL_MS = 3_000
+HEARTBEAT_TIMEOUT_MS = 4_000
+
+
+class Faults(msgspec.Struct):
+    """How often what goes wrong, 0..1; about half of them are off in any one seed."""
+
+    crash: float = 0.0
+    """A tick kills an executor."""
+    dies: float = 0.0
+    """An attempt takes its process down."""
+    hangs: float = 0.0
+    """An attempt never yields."""
+    silence: float = 0.0
+    """A tick starts a pause of an executor's heartbeats."""
+    full_outbox: float = 0.0
+    """A tick starts a time in which an executor's sends are refused."""
+    bind_refused: float = 0.0
+    rejected: float = 0.0
+    """The shell cannot send an attempt at all."""
+    given_back: float = 0.0
+    """An executor gives back a call that it has not begun."""
+    resume_lost: float = 0.0
+    """A resume cannot be sent."""
+    repeated: float = 0.0
+    """A frame comes again, up to 5 s later."""
+    ignores_cancel: float = 0.0
+    fails: float = 0.0
+    """An attempt fails, by any kind."""
+    bad_row: float = 0.0
+    stopped: float = 0.0
+    """A task is stopped at some moment."""
+    slow_sink: float = 0.0
+    """A batch takes seconds to write."""
+
+    @classmethod
+    def draw(cls, rng: Random) -> Faults:
+        return cls(
+            **{name: rng.choice((0.0, rng.random())) * _RATE_MAX.get(name, 0.1) for name in cls.__struct_fields__}
+        )
+
+
+_RATE_MAX = {
+    "crash": 0.3,
+    "silence": 0.3,
+    "full_outbox": 0.5,
+    "given_back": 0.3,
+    "resume_lost": 0.3,
+    "fails": 0.6,
+    "bad_row": 0.2,
+    "stopped": 0.8,
+}
+"""The highest rate that a seed draws; 0.1 for the others."""
+
+
+class _Link(msgspec.Struct, eq=False):
+    """One executor as the adapter sees it. Frames keep their order in each direction, not between executors."""
+
+    executor: FakeExecutor
+    latest: ExecutorSnapshot
+    attached: bool = False
+    lost: bool = False
+    """Its loss is under way."""
+    inward_at_ms: int = 0
+    outward_at_ms: int = 0
+    refuses_until_ms: int = 0
+    silent_until_ms: int = 0
+    idle_ticks: int = 0
+    reserved: dict[tuple[CallId, int], bool] = {}
+    """Reservations by call and attempt; True: it drains."""
+
+
+class _Job(msgspec.Struct, eq=False):
+    """One task as its builder and its sink see it."""
+
+    plan: TaskPlan
+    rows: list[NewCall]
+    batch_rows: int
+    window: CreditWindow
+    reorder: ReorderBuffer[CallResult]
+    next_row: int = 0
+    next_batch: int = 0
+    building: bool = False
+    production_ended: bool = False
+    writing: bool = False
+    results: list[CallResult] = []
+    converged: c.ConvergeTaskCalls | None = None
+
+
+class SchedulerWorld:
+    """See the module. `faults` may be given to try one thing alone."""
+
+    def __init__(self, simulation: Simulation, faults: Faults | None = None) -> None:
+        self.simulation = simulation
+        self._now_ms = simulation.clock.now_ms
+        self._rng = simulation.stream("world")
+        self._latency = simulation.stream("latency")
+        self._scripts = simulation.stream("scripts")
+        rng = simulation.stream("setting")
+        self.faults = Faults.draw(rng) if faults is None else faults
+        self.faults_until_ms = rng.choice((2_000, 8_000, 30_000))
+        self._contexts = rng.choice((1, 2, 8))
+        self._slots = rng.randint(1, 4)
+        self._latency_ms_max = rng.choice((1, 5, 40))
+        self._digests = [Digest(f"digest-{n}") for n in range(rng.choice((1, 1, 2)))]
+        self.config = SchedulerConfig(
+            executor_max_inflight=rng.choice((1, 2, 8, 128)),
+            executor_max_runnable=rng.choice((1, 2, 8, 128)),
+            executor_selection_sample_size=rng.choice((0, 0, 1, 2)),
+            task_max_inflight_calls=rng.choice((1, 3, 1_024)),
+            executor_task_slots=rng.choice((1, 2, 32)),
+            waiting_tasks_max=rng.choice((1, 1_024)),
+            max_collected_output_bytes=rng.choice((0, 0, 0, 200)),
+        )
+        self.scheduler = Scheduler(self.config, simulation.stream("scheduler"))
+        self.effects = SideEffects()
+        self._links: dict[ExecutorId, _Link] = {}
+        self._spawned = 0
+        self._jobs = [self._draw_job(number, rng) for number in range(rng.randint(1, 8))]
+        self._refused_jobs = 0
+        self._turns = 0
+        self._checked_turn = 0
+
+    # --- the workload -----------------------------------------------------------------------------------------
+
+    def _draw_job(self, number: int, rng: Random) -> _Job:
+        streaming = rng.random() < 0.7
+        plan = TaskPlan(
+            task_id=TaskId(f"task-{number}"),
+            tenant=Tenant(f"tenant-{rng.randint(0, 2)}"),
+            max_attempts=rng.randint(1, 4),
+            base_backoff_ms=rng.choice((None, 0, 50)),
+            streaming=streaming,
+            uses_slot=rng.random() < 0.8,
+        )
+        rows = [self._draw_row(index, rng) for index in range(rng.choice((0, 1, 7, 40, 250)))]
+        return _Job(
+            plan=plan,
+            rows=rows,
+            batch_rows=rng.choice((1, 3, 8)),
+            window=CreditWindow(rng.randint(1, 6)),
+            reorder=ReorderBuffer(rng.choice((0, 4_000, 1 << 20)), ordered=rng.random() < 0.8),
+        )
+
+    def _draw_row(self, index: int, rng: Random) -> NewCall:
+        if rng.random() < self.faults.bad_row:
+            return NewCall(index, None, b"", failure=fail(ErrorKind.SCHEMA, "a bad line"))
+        idempotent = rng.random() < 0.5
+        target = FunctionTarget(FunctionId("f"), rng.choice(self._digests), "m:f", idempotent=idempotent)
+        return NewCall(index, target, b"[]")
+
+    def _draw_script(self) -> Script:
+        rng, faults = self._scripts, self.faults
+        stretches = tuple(rng.choice((0, 1, 5, 30)) for _ in range(rng.choice((1, 1, 1, 2, 3))))
+        script = Script(stretches_ms=stretches, requests=rng.choice((1, 1, 3)), output=b"x" * rng.choice((1, 10)))
+        draw = msgspec.structs.replace
+        if rng.random() < faults.fails:
+            kinds = (ErrorKind.TRANSIENT, ErrorKind.TIMEOUT, ErrorKind.INTERNAL, ErrorKind.SCHEMA, ErrorKind.RESULT)
+            script = draw(script, output=None, kind=rng.choice(kinds))
+        if script.never_begins:
+            script = draw(script, stretches_ms=stretches[:1])
+        else:
+            script = draw(script, hangs=rng.random() < faults.hangs, dies=rng.random() < faults.dies)
+        return draw(script, ignores_cancel=rng.random() < faults.ignores_cancel)
+
+    # --- the world's course -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        for _ in range(self._slots):
+            self._spawn()
+        for job in self._jobs:
+            self.simulation.after(self._rng.choice((0, 0, 300, 3_000)), lambda job=job: self._open(job))  # type: ignore[misc]
+        self.simulation.after(TICK_MS, self._tick)
+
+    def stop_faults(self) -> None:
+        self.faults = Faults()
+        for link in self._links.values():
+            link.refuses_until_ms = link.silent_until_ms = 0
+
+    def is_over(self) -> bool:
+        done = all(
+            job.converged is not None and not (job.building or job.writing or len(job.reorder)) for job in self._jobs
+        )
+        return done and not any(link.reserved or link.lost for link in self._links.values())
+
+    def _open(self, job: _Job) -> None:
+        failure = self.scheduler.commit_task(job.plan)
+        self.simulation.note(("task", job.plan.task_id, failure))
+        if failure is not None:
+            assert failure.kind is ErrorKind.UNAVAILABLE
+            self._refused_jobs += 1
+            self._jobs.remove(job)
+        elif self._rng.random() < self.faults.stopped:
+            for _ in range(self._rng.randint(1, 2)):
+                reason = self._rng.choice(list(StopReason))
+                stop = e.TaskStopped(job.plan.task_id, reason, cancel_running=self._rng.random() < 0.6)
+                within_ms = self._rng.choice((20, 200, 3_000))
+                self.simulation.after(self._rng.randint(0, within_ms), lambda stop=stop: self.post(stop))  # type: ignore[misc]
+        self._build(job)
+        self._turn([])
+
+    def _delay_ms(self) -> int:
+        return self._latency.randint(0, self._latency_ms_max)
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self.simulation.after(self._delay_ms(), action)
+
+    # --- the actor --------------------------------------------------------------------------------------------
+
+    def post(self, event: e.SchedulerEvent) -> None:
+        """One turn of the actor with this event."""
+        text = sorted(event.begun) if isinstance(event, e.ExecutorLost) else event
+        self.simulation.note((type(event).__name__, text))
+        self._turn(self.scheduler.handle(event, self._now_ms()))
+
+    def _turn(self, commands: list[c.SchedulerCommand]) -> None:
+        """Carry out, settle and decide until nothing moves."""
+        self._turns += 1
+        while True:
+            for command in commands:
+                self._carry_out(command)
+            now_ms = self._now_ms()
+            commands = self.scheduler.flush_dirty_tasks(now_ms) + self.scheduler.try_dispatch_next(now_ms)
+            if not commands:
+                return
+
+    def _carry_out(self, command: c.SchedulerCommand) -> None:
+        self.simulation.note(command)
+        match command:
+            case c.BindCall():
+                self._bind(command)
+            case c.UnbindCall():
+                link = self._links.get(command.executor_id)
+                if link is not None:
+                    link.reserved.pop((command.call_id, command.attempt_seq), None)
+            case c.DispatchCall():
+                self._later(lambda: self._send(command))
+            case c.CancelCall():
+                self._cancel(command)
+            case c.ArmCallRetry():
+                delay_ms = command.due_at_ms - self._now_ms()
+                self.simulation.after(delay_ms, lambda: self.post(e.RetryDue(command.call_id)))
+                if self._rng.random() < self.faults.repeated:  # a timer that nobody armed
+                    self._later(lambda: self.post(e.RetryDue(command.call_id)))
+            case c.BatchSettled():
+                self._settle(command)
+            case c.StopCallProduction():
+                self._end_production(self._job(command.task_id))
+            case c.ConvergeTaskCalls():
+                self._converge(command)
+            case c.CompleteCallFromCache():
+                raise AssertionError("no call is declared pure")
+            case _:
+                assert_never(command)
+
+    # --- the adapter: worker to executor ----------------------------------------------------------------------
+
+    def _bind(self, command: c.BindCall) -> None:
+        link = self._links[command.executor_id]
+        if self._rng.random() < self.faults.bind_refused:
+            answer: e.SchedulerEvent = e.CallRefused(command.call_id, command.attempt_seq, "no context")
+        else:
+            link.reserved[command.call_id, command.attempt_seq] = False
+            answer = e.ExecutorBound(command.call_id)
+        self.simulation.note(answer)
+        for more in self.scheduler.handle(answer, self._now_ms()):
+            self._carry_out(more)
+
+    def _send(self, command: c.DispatchCall) -> None:
+        """The step that puts the frame into the outbox: alive and draining are checked here (X68)."""
+        link = self._links.get(command.executor_id)
+        key = (command.call_id, command.attempt_seq)
+        if link is None or link.lost or link.reserved.get(key, True):
+            self.post(e.CallRefused(*key, "not alive, or stopped"))
+        elif self._now_ms() < link.refuses_until_ms:
+            self.post(e.CallRefused(*key, "outbox full"))
+        elif self._rng.random() < self.faults.rejected:
+            self.post(e.DispatchRejected(*key, ErrorKind.DENIED, "outside the pinned view"))
+        else:
+            script = self._draw_script()
+            executor = link.executor
+            self._outward(link, lambda: executor.execute(command.call_id, command.attempt_seq, script))
+            if self._rng.random() < self.faults.given_back:
+                self._outward(link, lambda: executor.give_back(*key))
+
+    def _cancel(self, command: c.CancelCall) -> None:
+        key = (command.call_id, command.attempt_seq)
+        link = self._links[command.executor_id]
+        if key in link.reserved:
+            link.reserved[key] = True
+        self._outward(link, lambda: link.executor.cancel(*key))
+        self.simulation.after(CANCEL_GRACE_MS, lambda: self._judge_cancel(link, key))
+
+    def _judge_cancel(self, link: _Link, key: tuple[CallId, int]) -> None:
+        if key in link.reserved and not link.lost:
+            self._lose(link, "cancel_grace")
+
+    def _outward(self, link: _Link, action: Callable[[], None]) -> None:
+        link.outward_at_ms = max(link.outward_at_ms, self._now_ms() + self._delay_ms())
+        self.simulation.after(link.outward_at_ms - self._now_ms(), action)
+
+    # --- the adapter: executor to worker ----------------------------------------------------------------------
+
+    def _inward(self, link: _Link, action: Callable[[], None]) -> None:
+        link.inward_at_ms = max(link.inward_at_ms, self._now_ms() + self._delay_ms())
+        self.simulation.after(link.inward_at_ms - self._now_ms(), action)
+
+    def _receive(self, link: _Link, frame: Frame) -> None:
+        self._inward(link, lambda: self._read(link, frame))
+        if self._rng.random() < self.faults.repeated:
+            delay_ms = self._rng.choice((0, 50, 5_000))
+            self.simulation.after(delay_ms, lambda: self._inward(link, lambda: self._read(link, frame)))
+
+    def _read(self, link: _Link, frame: Frame) -> None:
+        self.post(frame)
+        if isinstance(frame, e.CallSuspended):
+            self.simulation.after(self._latency.choice((0, 3, 200)), lambda: self._resume(link, frame))
+
+    def _resume(self, link: _Link, frame: e.CallSuspended) -> None:
+        key = (frame.call_id, frame.attempt_seq)
+        if key not in link.reserved or link.lost:
+            return
+        if self._rng.random() < self.faults.resume_lost:
+            self.post(e.ResumeSendFailed(*key))
+            return
+        self._outward(link, lambda: link.executor.resume(*key, frame.request_id))
+        self._later(lambda: self.post(e.CallResumed(*key, frame.request_id)))  # may come after what follows it
+
+    # --- the pool ---------------------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        executor_id = ExecutorId(f"exec-{self._spawned}")
+        self._spawned += 1
+        executor = FakeExecutor(
+            self.simulation,
+            executor_id,
+            contexts=self._contexts,
+            effects=self.effects,
+            emit=lambda frame: self._receive(link, frame),
+            on_death=lambda: self._later(lambda: self._lose(link, "exited")),
+        )
+        link = self._links[executor_id] = _Link(executor, executor.heartbeat())
+        self._later(lambda: self._beat(link))
+
+    def _beat(self, link: _Link) -> None:
+        """The executor's heartbeat thread."""
+        if not link.executor.alive:
+            return
+        if self._now_ms() >= link.silent_until_ms:
+            beat = link.executor.heartbeat()
+            self._inward(link, lambda: self._take_beat(link, beat))
+        self.simulation.after(TICK_MS, lambda: self._beat(link))
+
+    def _take_beat(self, link: _Link, beat: ExecutorSnapshot) -> None:
+        old, link.latest = link.latest, self._with_limits(beat)
+        if link.lost:
+            return
+        if not link.attached:
+            link.attached = True
+            self.post(e.ExecutorAttached(link.latest))
+        elif self._rng.random() < self.faults.repeated:
+            self.post(e.SnapshotUpdated(old))
+
+    def _with_limits(self, beat: ExecutorSnapshot) -> ExecutorSnapshot:
+        received_at_ms = self._now_ms()
+        return msgspec.structs.replace(
+            beat, received_at_ms=received_at_ms, stall_ms=STALL_MS, heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS
+        )
+
+    def _tick(self) -> None:
+        rng, faults, now_ms = self._rng, self.faults, self._now_ms()
+        for link in list(self._links.values()):
+            if link.lost or not link.attached:
+                continue
+            self.post(e.SnapshotUpdated(link.latest))
+            beat = link.latest
+            if now_ms - beat.received_at_ms > HEARTBEAT_TIMEOUT_MS:
+                self._lose(link, "heartbeat")
+            elif beat.running and now_ms - beat.last_scheduler_active_at_ms > STALL_MS:
+                self._lose(link, "wedge", link.executor.running_call())
+            elif rng.random() < faults.crash:
+                link.executor.die()
+                self._later(lambda link=link: self._lose(link, "signalled"))  # type: ignore[misc]
+            elif link.idle_ticks > 4 and len(self._digests) > 1:
+                self._lose(link, "recycled")  # it may be bound to the bundle that nobody asks for
+            link.idle_ticks = 0 if link.reserved else link.idle_ticks + 1
+            if rng.random() < faults.full_outbox:
+                link.refuses_until_ms = now_ms + rng.choice((100, 3_000))
+            if rng.random() < faults.silence:
+                link.silent_until_ms = now_ms + rng.choice((1_000, 6_000))
+        if not self.is_over():
+            self.simulation.after(TICK_MS, self._tick)
+
+    def _lose(self, link: _Link, cause: str, charged: CallId | None = None) -> None:
+        """Lost means dead: killed and reaped, its frames read to the end, then told (X63)."""
+        if link.lost:
+            return
+        link.lost = True
+        link.executor.die()
+        if link.attached and self._rng.random() < 0.5:
+            self.post(e.ExecutorSealed(link.executor.executor_id))
+        self._inward(link, lambda: self._tell_loss(link, cause, charged))
+
+    def _tell_loss(self, link: _Link, cause: str, charged: CallId | None) -> None:
+        executor_id = link.executor.executor_id
+        begun = frozenset(call_id for call_id, seq in link.executor.begun_marks() if (call_id, seq) in link.reserved)
+        del self._links[executor_id]
+        lost = e.ExecutorLost(executor_id, cause, f"{executor_id}: {cause}", begun, charged)
+        self.post(lost)
+        if self._rng.random() < self.faults.repeated:
+            self.post(lost)
+        self.simulation.after(self._rng.choice((0, 100)), self._spawn)
+
+    # --- builders and sinks -----------------------------------------------------------------------------------
+
+    def _job(self, task_id: TaskId) -> _Job:
+        return next(job for job in self._jobs if job.plan.task_id == task_id)
+
+    def _build(self, job: _Job) -> None:
+        """Take a credit and build the next batch, or end production."""
+        if job.production_ended or job.building or not job.window.is_open:
+            return
+        if job.next_row == len(job.rows):
+            self._end_production(job)
+            return
+        if job.plan.streaming:
+            job.window.take()
+        job.building = True
+        self._later(lambda: self._commit(job))
+
+    def _commit(self, job: _Job) -> None:
+        job.building = False
+        rows = job.rows[job.next_row : job.next_row + job.batch_rows]
+        prepared = prepare_batch(job.plan, job.next_batch, job.next_row, rows)
+        committed = self.scheduler.commit_batch(prepared)
+        self.simulation.note(("batch", job.plan.task_id, job.next_batch, committed))
+        if not committed:
+            if job.plan.streaming:
+                job.window.give_back()
+            self._end_production(job)
+            return
+        job.next_batch += 1
+        job.next_row += len(rows)
+        self._turn([])
+        self._build(job)
+
+    def _end_production(self, job: _Job) -> None:
+        if not job.production_ended:
+            job.production_ended = True
+            self._later(lambda: self.post(e.ProductionEnded(job.plan.task_id)))
+
+    def _settle(self, command: c.BatchSettled) -> None:
+        job = self._job(command.task_id)
+        if job.reorder.settle(command.batch_index, command.results, command.output_bytes):
+            job.window.give_back()
+            self._later(lambda: self._build(job))
+        self._later(lambda: self._write(job))
+
+    def _write(self, job: _Job) -> None:
+        """The sink: one batch at a time."""
+        ready = None if job.writing else job.reorder.pop_ready()
+        if ready is None:
+            return
+        job.writing = True
+        batch_index, results, owes_credit = ready
+        duration_ms = 2_000 if self._rng.random() < self.faults.slow_sink else self._delay_ms()
+        self.simulation.after(duration_ms, lambda: self._taken(job, batch_index, list(results), owes_credit))
+
+    def _taken(self, job: _Job, batch_index: int, results: list[CallResult], owes_credit: bool) -> None:
+        job.writing = False
+        job.results += results
+        if owes_credit:
+            job.window.give_back()
+        self.post(e.BatchTaken(job.plan.task_id, batch_index))
+        if self._rng.random() < self.faults.repeated:
+            self.post(e.BatchTaken(job.plan.task_id, batch_index))
+        self._build(job)
+        self._write(job)
+
+    def _converge(self, command: c.ConvergeTaskCalls) -> None:
+        job = self._job(command.task_id)
+        assert job.converged is None, f"{command.task_id} converged twice"
+        job.converged = command
+        if not job.plan.streaming:
+            job.results = command.results
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        if self._checked_turn == self._turns:
+            return
+        self._checked_turn = self._turns
+        for job in self._jobs:
+            assert job.window.outstanding <= job.window.credits_max, f"credits: {job.plan.task_id}"
+        if self._turns % 16 == 0 or self._turns < 16:
+            self._check_core()
+
+    def _check_core(self) -> None:
+        scheduler = self.scheduler
+        scheduler.check_invariants()
+        for task in list(scheduler._tasks.values()):  # a full scan finds nothing that the epilogue left (X75)
+            scheduler._mark_dirty(task)
+        left = scheduler.flush_dirty_tasks(self._now_ms())
+        assert not left, f"the epilogue left {left}"
+        committed = sum(job.batch_rows * job.window.credits_max for job in self._jobs if job.plan.streaming)
+        parked = sum(len(job.reorder) * job.batch_rows for job in self._jobs)
+        retained = sum(len(job.rows) for job in self._jobs if not job.plan.streaming)
+        assert len(scheduler._calls) <= committed + parked + retained, "calls_bounded"
+        for executor_id, ex in scheduler._index.executors.items():
+            link = self._links[executor_id]
+            core = dict.fromkeys(ex.live.items(), False) | dict.fromkeys(ex.draining, True)
+            assert core == link.reserved, f"core holds {core}, the adapter {link.reserved}"
+
+    def check_end(self) -> None:
+        self._check_core()
+        for job in self._jobs:
+            self._check_job(job)
+        statistics = self.scheduler.statistics()
+        assert (statistics.calls, statistics.tasks_active, statistics.tasks_waiting) == (0, 0, 0), statistics
+        assert (statistics.inflight, statistics.waiting, statistics.draining) == (0, 0, 0), statistics
+        assert statistics.finished == sum(len(job.results) for job in self._jobs), "finished_counts"
+        assert not self.scheduler._rings, "rings_empty"
+        assert not self.scheduler._dirty, "dirty_empty"
+        index = self.scheduler._index
+        entries: deque[object] = deque(entry[5] for heap in index._heaps.values() for entry in heap)
+        entries.extend(index._touched)
+        entries.extend(entry[2] for entry in index._blocked)
+        assert all(ex in index.executors.values() for ex in entries), "no_entry_of_a_gone_executor"
+
+    def _check_job(self, job: _Job) -> None:
+        name, converged = job.plan.task_id, job.converged
+        assert converged is not None
+        assert job.window.outstanding == 0, f"{name}: credits still out"
+        results = job.results if not job.plan.streaming else sorted(job.results, key=lambda result: result.index)
+        if job.reorder._ordered:
+            assert results == job.results, f"{name}: out of order"
+        assert [result.index for result in results] == list(range(converged.total_count)), f"{name}: one per index"
+        assert converged.total_count == job.next_row, f"{name}: every committed row counts"
+        if converged.stop_reason is None:
+            assert converged.total_count == len(job.rows), f"{name}: every row has a result"
+        failed = sum(not result.ok for result in results)
+        assert converged.failed_count == failed, f"{name}: {converged.failed_count} counted, {failed} failed"
+        assert converged.success == (failed == 0 and converged.stop_reason is None), f"{name}: success"
+        if not job.plan.streaming:
+            assert converged.outputs == [result.output for result in results if result.ok], f"{name}: outputs"
+        for result in results:
+            self._check_result(job, result)
+
+    def _check_result(self, job: _Job, result: CallResult) -> None:
+        """What a result says, held against what really ran."""
+        row = job.rows[result.index]
+        call_id = CallId(f"{job.plan.task_id}-{result.index}")
+        begun, effects = self.effects.begun[call_id], self.effects.effects[call_id]
+        assert result.attempts == begun <= job.plan.max_attempts, f"{call_id}: {begun} began, {result}"
+        idempotent = row.target is not None and row.target.idempotent
+        assert idempotent or effects <= 1, f"{call_id}: {effects} effects without a promise"
+        failure = result.failure
+        if failure is None:
+            assert effects >= 1, f"{call_id}: a result of nothing"
+            assert result.output, f"{call_id}: no output"
+            return
+        assert failure.attempts == result.attempts, f"{call_id}: attempts differ in {result}"
+        if failure.outcome is Outcome.NOT_RUN:
+            assert effects == 0, f"{call_id}: it ran, but {failure}"
+        else:
+            assert begun >= 1, f"{call_id}: it never ran, but {failure}"

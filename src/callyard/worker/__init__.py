@@ -1,0 +1,1 @@
+"""The asyncio shell around the scheduler: actor, links, pool, builders, outputs."""

@@ -1,0 +1,350 @@
+"""The one writer of the scheduler: an inbox of events, handled in turns.
+
+Everybody else posts and returns. A turn takes a bounded number of events, settles until nothing moves, carries out the
+commands, and flushes the links it wrote to. Bind and unbind happen inside the turn; the transport sends outside it.
+Source: call-execution X2, X6, X19, X31, X39, X82, X83.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+from typing import Final, Protocol, assert_never
+
+import msgspec
+
+from callyard.clock import Clock
+from callyard.errors import CallFailure, ErrorKind, InvalidTransition, ProtocolError
+from callyard.ids import CallId, CallNumber, ExecutorId, TaskId, Tenant
+from callyard.scheduler import Scheduler, SchedulerConfig, StopReason, TaskPlan
+from callyard.scheduler import commands as c
+from callyard.scheduler import events as e
+from callyard.scheduler.calls import FunctionTarget
+from callyard.scheduler.commands import SchedulerCommand
+from callyard.scheduler.core import PreparedBatch, SchedulerStatistics, TaskProgress
+from callyard.scheduler.events import SchedulerEvent
+from callyard.wire.codec import encode_message
+from callyard.wire.messages import (
+    CallContext,
+    CancelCall,
+    CancelCallPayload,
+    CancelReason,
+    ExecuteCall,
+    ExecuteCallPayload,
+    Promises,
+)
+from callyard.worker.link import ExecutorLink
+
+TURN_EVENTS_MAX: Final = 1_024
+_CANCEL_REASONS: Final = {
+    StopReason.DEADLINE: CancelReason.DEADLINE,
+    StopReason.SHUTTING_DOWN: CancelReason.SHUTTING_DOWN,
+}
+_DEFAULT_CONTEXT: Final = CallContext()
+_IDEMPOTENT: Final = Promises(idempotent=True)
+_UNPROMISED: Final = Promises()
+
+
+class TaskListener(Protocol):
+    """What the actor tells of one task; calls come inside a turn and must not wait."""
+
+    def find_target(self, name: str) -> FunctionTarget | None:
+        """The function in the task's pinned view."""
+        ...
+
+    def on_rejected(self, failure: CallFailure) -> None: ...
+    def on_batch_committed(self, accepted: bool) -> None: ...
+    def on_batch_settled(self, command: c.BatchSettled) -> None: ...
+    def on_stop_production(self, reason: StopReason) -> None: ...
+    def on_converged(self, command: c.ConvergeTaskCalls) -> None: ...
+
+    @property
+    def takes_rows(self) -> bool: ...
+
+
+class TaskOpened(msgspec.Struct, frozen=True):
+    """A task wants to begin."""
+
+    plan: TaskPlan
+    listener: TaskListener
+
+
+class BatchPrepared(msgspec.Struct, frozen=True):
+    """A batch wants to be committed."""
+
+    prepared: PreparedBatch
+
+
+Post = SchedulerEvent | TaskOpened | BatchPrepared
+
+
+class Actor:
+    """Owns the scheduler. `post` is its only entrance."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        clock: Clock,
+        *,
+        inbox_events_max: int,
+        on_protocol_error: Callable[[ExecutorId, str], None],
+        on_cancel_sent: Callable[[ExecutorLink], None],
+        on_failed: Callable[[BaseException], None],
+        rng: Random | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._in_turn = False
+        self._scheduler = Scheduler(config, rng or Random(), guard=self._check_writer)
+        self._clock = clock
+        self._inbox: deque[Post] = deque()
+        self._inbox_events_max = inbox_events_max
+        self._scheduled = False
+        self._failed = False
+        self._links: dict[ExecutorId, ExecutorLink] = {}
+        self._touched: set[ExecutorLink] = set()
+        self._paused: set[ExecutorLink] = set()
+        """Links whose reading waits for the inbox to empty."""
+        self._listeners: dict[TaskId, TaskListener] = {}
+        self._tenants: dict[TaskId, Tenant] = {}
+        self._next_number = 0
+        self._retries: list[tuple[int, int, CallId]] = []
+        """Heap of due retries: instant, tie-breaker, call. They share one timer (X39)."""
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._retry_count = 0
+        self._on_protocol_error = on_protocol_error
+        self._on_cancel_sent = on_cancel_sent
+        self._on_failed = on_failed
+
+    # --- from outside -------------------------------------------------------------------------------------------
+
+    def post(self, event: Post) -> None:
+        """Tell the actor a fact. Returns at once; the turn comes on the loop."""
+        self._inbox.append(event)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def post_from(self, link: ExecutorLink, events: list[SchedulerEvent]) -> None:
+        """The facts of one read; the link's reading pauses while the inbox is over its bound (X82)."""
+        self._inbox.extend(events)
+        if len(self._inbox) > self._inbox_events_max and link.is_open:
+            link.pause_reading()
+            self._paused.add(link)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def add_link(self, link: ExecutorLink) -> None:
+        self._links[link.executor_id] = link
+
+    def remove_link(self, link: ExecutorLink) -> None:
+        self._links.pop(link.executor_id, None)
+        self._touched.discard(link)
+        self._paused.discard(link)
+
+    def touch(self, link: ExecutorLink) -> None:
+        """Flush this link at the end of the turn that runs or comes."""
+        self._touched.add(link)
+        if not self._scheduled and not self._in_turn:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def statistics(self) -> SchedulerStatistics:
+        return self._scheduler.statistics()
+
+    def progress(self, task_id: TaskId) -> TaskProgress | None:
+        return self._scheduler.progress(task_id)
+
+    def check_invariants(self) -> None:
+        self._scheduler.check_invariants()
+
+    def close(self) -> None:
+        """No more turns."""
+        self._failed = True
+        self._inbox.clear()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+
+    # --- the turn -----------------------------------------------------------------------------------------------
+
+    def _check_writer(self) -> None:
+        if not self._in_turn or threading.get_ident() != self._thread:
+            raise InvalidTransition("only the actor's turn may change the scheduler; post an event instead")
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._failed:
+            return
+        self._in_turn = True
+        try:
+            now_ms = self._clock.now_ms()
+            inbox = self._inbox
+            for _ in range(min(len(inbox), TURN_EVENTS_MAX)):
+                self._take(inbox.popleft(), now_ms)
+            self._settle(now_ms)
+        except Exception as error:  # noqa: BLE001  # a bug of ours: fail loudly, carry nothing on
+            self._failed = True
+            self._on_failed(error)
+            return
+        finally:
+            self._in_turn = False
+        if self._touched:
+            touched, self._touched = self._touched, set()
+            for link in touched:
+                link.flush()
+        if self._paused and len(inbox) <= self._inbox_events_max // 2:
+            paused, self._paused = self._paused, set()
+            for link in paused:
+                link.resume_reading()
+        if inbox and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _settle(self, now_ms: int) -> None:
+        scheduler = self._scheduler
+        while True:
+            moved = False
+            while commands := scheduler.flush_dirty_tasks(now_ms):
+                self._execute(commands, now_ms)
+                moved = True
+            while commands := scheduler.try_dispatch_next(now_ms):
+                self._execute(commands, now_ms)
+                moved = True
+            if not moved:
+                return
+
+    def _take(self, post: Post, now_ms: int) -> None:
+        if isinstance(post, BatchPrepared):
+            accepted = self._scheduler.commit_batch(post.prepared)
+            listener = self._listeners.get(post.prepared.task_id)
+            if listener is not None:
+                listener.on_batch_committed(accepted)
+        elif isinstance(post, TaskOpened):
+            failure = self._scheduler.commit_task(post.plan)
+            if failure is not None:
+                post.listener.on_rejected(failure)
+                return
+            self._listeners[post.plan.task_id] = post.listener
+            self._tenants[post.plan.task_id] = post.plan.tenant
+        else:
+            try:
+                self._execute(self._scheduler.handle(post, now_ms), now_ms)
+            except ProtocolError as error:
+                if not isinstance(post, e.CallSuspended):
+                    raise
+                self._on_protocol_error(post.executor_id, str(error))
+
+    def _execute(self, commands: list[SchedulerCommand], now_ms: int) -> None:
+        for command in commands:
+            match command:
+                case c.UnbindCall():
+                    link = self._links.get(command.executor_id)
+                    if link is not None:
+                        link.release(command.call_id, command.attempt_seq)
+                case c.BindCall():
+                    self._execute(self._bind(command, now_ms), now_ms)
+                case c.DispatchCall():
+                    self._dispatch(command, now_ms)
+                case c.BatchSettled():
+                    self._listeners[command.task_id].on_batch_settled(command)
+                case c.ArmCallRetry():
+                    self._arm_retry(command, now_ms)
+                case c.CancelCall():
+                    self._cancel(command, now_ms)
+                case c.ConvergeTaskCalls():
+                    del self._tenants[command.task_id]
+                    self._listeners.pop(command.task_id).on_converged(command)
+                case c.StopCallProduction():
+                    self._listeners[command.task_id].on_stop_production(command.reason)
+                case c.CompleteCallFromCache():
+                    pass  # its result is in the batch; only a subcall's parent would have to be resumed
+                case _:
+                    assert_never(command)
+
+    def _bind(self, command: c.BindCall, now_ms: int) -> list[SchedulerCommand]:
+        link = self._links.get(command.executor_id)
+        self._next_number += 1
+        number = CallNumber(self._next_number)
+        if link is None or not link.reserve(command.call_id, command.attempt_seq, number, command.budget_ms):
+            refused = e.CallRefused(command.call_id, command.attempt_seq, "bind")
+            return self._scheduler.handle(refused, now_ms)
+        return self._scheduler.handle(e.ExecutorBound(command.call_id), now_ms)
+
+    def _dispatch(self, command: c.DispatchCall, now_ms: int) -> None:
+        link = self._links[command.executor_id]
+        target = command.target
+        listener = self._listeners[command.task_id]
+        if listener.find_target(target.function_id) != target:
+            message = f"function {target.function_id!r} is not in the task's view of bundle {target.digest[:12]}"
+            self._reject(command, ErrorKind.NOT_FOUND, message, now_ms)
+            return
+        tenant = self._tenants[command.task_id]
+        context = _DEFAULT_CONTEXT
+        if command.attempt != 1 or tenant != context.tenant:
+            context = CallContext(attempt=command.attempt, tenant=tenant)
+        seat = link.seats[command.call_id, command.attempt_seq]
+        payload = ExecuteCallPayload(
+            task_id=command.task_id,
+            function_id=target.function_id,
+            function_code_digest=target.digest,
+            attempt_seq=command.attempt_seq,
+            args=msgspec.Raw(command.args),
+            call_number=seat.number,
+            row=listener.takes_rows,
+            strings=command.strings,
+            entry_selector=target.entry_selector,
+            call_budget_ms=command.budget_ms,
+            promises=_IDEMPOTENT if target.idempotent else _UNPROMISED,
+            context=context,
+        )
+        try:
+            frame = encode_message(ExecuteCall(command.call_id, payload))
+        except ProtocolError as error:
+            self._reject(command, ErrorKind.SCHEMA, f"arguments too large to send: {error}", now_ms)
+            return
+        if link.send_nowait(frame):
+            self._touched.add(link)
+        else:
+            refused = e.CallRefused(command.call_id, command.attempt_seq, "outbox")
+            self._execute(self._scheduler.handle(refused, now_ms), now_ms)
+
+    def _reject(self, command: c.DispatchCall, kind: ErrorKind, message: str, now_ms: int) -> None:
+        event = e.DispatchRejected(command.call_id, command.attempt_seq, kind, message)
+        self._execute(self._scheduler.handle(event, now_ms), now_ms)
+
+    def _cancel(self, command: c.CancelCall, now_ms: int) -> None:
+        link = self._links.get(command.executor_id)
+        if link is None:
+            return  # its loss is on its way, and ends the call
+        reason = _CANCEL_REASONS.get(command.reason, CancelReason.CANCELLED)
+        payload = CancelCallPayload(reason, command.attempt_seq)
+        if link.send(CancelCall(command.call_id, payload)):
+            link.cancelled_at_ms[command.call_id, command.attempt_seq] = now_ms
+            self._touched.add(link)
+            self._on_cancel_sent(link)
+
+    def _arm_retry(self, command: c.ArmCallRetry, now_ms: int) -> None:
+        self._retry_count += 1
+        heappush(self._retries, (command.due_at_ms, self._retry_count, command.call_id))
+        if self._retries[0][1] == self._retry_count:
+            self._set_retry_timer(now_ms)
+
+    def _set_retry_timer(self, now_ms: int) -> None:
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+        if self._retries:
+            delay_s = max(0, self._retries[0][0] - now_ms) / 1_000
+            self._retry_timer = self._loop.call_later(delay_s, self._fire_retries)
+
+    def _fire_retries(self) -> None:
+        now_ms = self._clock.now_ms()
+        while self._retries and self._retries[0][0] <= now_ms:
+            self.post(e.RetryDue(heappop(self._retries)[2]))
+        self._retry_timer = None
+        self._set_retry_timer(now_ms)

@@ -1,0 +1,260 @@
+"""The worker's settings: one frozen record, checked when built.
+
+The fields' names in the environment are `CALLYARD_` + the name in `ENVIRONMENT`; only the command line and the service
+read it. What follows from other settings is a property, so that the two cannot disagree. Source: call-execution X73.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, Final, Literal, get_args
+
+from callyard.errors import UsageError
+from callyard.policy.restart import RestartPolicy
+from callyard.policy.stall import MARGIN_MS, derive_stall_timeout_ms
+from callyard.scheduler import SchedulerConfig
+
+MIB: Final = 1024 * 1024
+SECOND_MS: Final = 1_000
+
+
+class ExecutorSpawnMode(StrEnum):
+    PROCESS = "process"
+
+
+LinkMode = Literal["socketpair", "path"]
+
+
+def count_available_cpus() -> int:
+    """CPUs that this process may use: its affinity, cut by a cgroup quota. Source: call-execution X89."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        cpus = os.cpu_count() or 1
+    quota = _read_cgroup_quota()
+    return max(1, min(cpus, quota) if quota else cpus)
+
+
+def _read_cgroup_quota() -> int | None:
+    """Whole CPUs that the cgroup's quota allows, rounded up; None: no quota, or no cgroup to read."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+    except (OSError, ValueError):
+        try:
+            with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", encoding="ascii") as file:
+                quota = file.read().strip()
+            with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us", encoding="ascii") as file:
+                period = file.read().strip()
+        except OSError:
+            return None
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None
+    return max(1, -(-int(quota) // int(period)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    executor_count: int = 0  # processes that run calls; 0: the CPUs this process may use
+    spare_executors: int = 1  # started and idle, to take a lost one's slot at once
+    executor_spawn_mode: ExecutorSpawnMode = ExecutorSpawnMode.PROCESS
+    link_mode: LinkMode = "socketpair"
+    executor_max_inflight: int = 128  # root calls at one executor
+    executor_max_runnable: int = 128
+    executor_selection_sample_size: int = 0  # 0: all
+    executor_memory_high_watermark: int = 0  # bytes; 0: off
+    task_max_inflight_calls: int = 1_024
+    call_deadline_ms: int = 5_000  # running time of an attempt in a call list; 0: unlimited
+    scheduler_stall_timeout_ms: int | None = None  # None: call_deadline_ms + 5000
+    heartbeat_timeout_ms: int = 10_000  # raised to the stall timeout + 5000
+    heartbeat_interval_ms: int = 500
+    max_subcall_depth: int = 8
+    base_backoff_ms: int = 10
+    default_max_attempts: int = 3
+    instance_fairness: bool = False
+    instance_fairness_quantum: int = 0
+    max_collected_output_bytes: int = 0  # 0: off
+    executor_task_slots: int = 32
+    stream_build_enabled: bool = False  # a list of more than batch_max_rows streams anyway
+    max_outstanding_batches: int = 256
+    batch_rows: int = 64
+    batch_args_bytes: int = MIB
+    batch_max_rows: int = 8_192
+    batch_max_args_bytes: int = 32 * MIB
+    reorder_bytes_max: int = 64 * MIB
+    outbox_frames_max: int = 256
+    outbox_bytes_max: int = 8 * MIB
+    inbox_events_max: int = 4_096
+    restart_delay_ms: int = 1_000
+    max_restarts: int = 10
+    restart_window_ms: int = 60_000
+    backoff_ms: int = 30_000
+    attach_timeout_ms: int = 30_000
+    no_executor_timeout_ms: int = 60_000
+    start_timeout_ms: int = 60_000  # loading a bundle
+    cancel_grace_ms: int = 250
+    drain_deadline_ms: int = 30_000
+    capture_locals: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise UsageError(f"{name} must be from {low} to {high}, got {value}")
+        if self.link_mode not in get_args(LinkMode):
+            raise UsageError(f"link_mode must be one of {', '.join(get_args(LinkMode))}, got {self.link_mode!r}")
+        if self.batch_rows > self.batch_max_rows:
+            raise UsageError(f"need batch_rows <= batch_max_rows, got {self.batch_rows} > {self.batch_max_rows}")
+
+    @property
+    def executors(self) -> int:
+        return self.executor_count or count_available_cpus()
+
+    @property
+    def stall_timeout_ms(self) -> int:
+        return derive_stall_timeout_ms(self.call_deadline_ms, self.scheduler_stall_timeout_ms)
+
+    @property
+    def silence_timeout_ms(self) -> int:
+        """The heartbeat timeout in force: coupled to the stall timeout."""
+        return max(self.heartbeat_timeout_ms, self.stall_timeout_ms + MARGIN_MS)
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            executor_max_inflight=self.executor_max_inflight,
+            executor_max_runnable=self.executor_max_runnable,
+            executor_selection_sample_size=self.executor_selection_sample_size,
+            executor_memory_high_watermark=self.executor_memory_high_watermark,
+            task_max_inflight_calls=self.task_max_inflight_calls,
+            executor_task_slots=self.executor_task_slots,
+            base_backoff_ms=self.base_backoff_ms,
+            max_collected_output_bytes=self.max_collected_output_bytes,
+            batch_max_rows=self.batch_max_rows,
+            batch_max_args_bytes=self.batch_max_args_bytes,
+        )
+
+    @property
+    def restart_policy(self) -> RestartPolicy:
+        return RestartPolicy(
+            restart_delay_ms=self.restart_delay_ms,
+            max_restarts=self.max_restarts,
+            restart_window_ms=self.restart_window_ms,
+            backoff_ms=self.backoff_ms,
+        )
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str], **overrides: Any) -> WorkerConfig:
+        """Defaults, then `CALLYARD_…` variables, then `overrides`. A value that does not parse is a UsageError."""
+        kinds = {field.name: field.type for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for variable, name in ENVIRONMENT.items():
+            text = environ.get(f"CALLYARD_{variable}")
+            if text is not None:
+                values[name] = _parse(f"CALLYARD_{variable}", text, str(kinds[name]))
+        return cls(**{**values, **overrides})
+
+    def with_settings(self, **settings: Any) -> WorkerConfig:
+        known = {field.name for field in fields(self)}
+        for name in settings:
+            if name not in known:
+                raise UsageError(f"no setting {name!r}; the settings are {', '.join(sorted(known))}")
+        return replace(self, **settings)
+
+
+def _parse(variable: str, text: str, kind: str) -> Any:
+    if kind == "bool":
+        if text.lower() not in ("0", "1", "true", "false"):
+            raise UsageError(f"{variable} must be true or false, got {text!r}")
+        return text.lower() in ("1", "true")
+    if kind.startswith("int"):
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"{variable} must be a whole number, got {text!r}") from None
+    if kind == "ExecutorSpawnMode":
+        try:
+            return ExecutorSpawnMode(text)
+        except ValueError:
+            names = ", ".join(ExecutorSpawnMode)
+            raise UsageError(f"{variable} must be one of {names}, got {text!r}") from None
+    return text
+
+
+ENVIRONMENT: Final[Mapping[str, str]] = {
+    **{
+        name.upper(): name
+        for name in (
+            "executor_count",
+            "executor_spawn_mode",
+            "executor_max_inflight",
+            "executor_max_runnable",
+            "executor_selection_sample_size",
+            "executor_memory_high_watermark",
+            "task_max_inflight_calls",
+            "call_deadline_ms",
+            "scheduler_stall_timeout_ms",
+            "heartbeat_timeout_ms",
+            "max_subcall_depth",
+            "base_backoff_ms",
+            "max_collected_output_bytes",
+            "executor_task_slots",
+            "spare_executors",
+            "start_timeout_ms",
+        )
+    },
+    "CALL_RETRY_MAX_ATTEMPTS": "default_max_attempts",
+    "DISPATCH_INSTANCE_FAIRNESS": "instance_fairness",
+    "DISPATCH_INSTANCE_FAIRNESS_QUANTUM": "instance_fairness_quantum",
+    "STREAM_BUILD_ENABLED": "stream_build_enabled",
+    "STREAM_BUILD_MAX_OUTSTANDING_BATCHES": "max_outstanding_batches",
+    "STREAM_BUILD_BATCH_MAX_ROWS": "batch_rows",
+    "STREAM_BUILD_BATCH_MAX_ARGS_BYTES": "batch_args_bytes",
+    "EXECUTOR_RESTART_DELAY_MS": "restart_delay_ms",
+    "EXECUTOR_MAX_RESTARTS": "max_restarts",
+    "EXECUTOR_RESTART_WINDOW": "restart_window_ms",
+    "EXECUTOR_BACKOFF_MS": "backoff_ms",
+}
+"""Variable (after `CALLYARD_`) to field."""
+
+_DAY_MS: Final = 24 * 3_600 * SECOND_MS
+_RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "executor_count": (0, 1_024),
+    "spare_executors": (0, 64),
+    "executor_max_inflight": (1, 4_096),
+    "executor_max_runnable": (1, 4_096),
+    "executor_selection_sample_size": (0, 1_024),
+    "executor_memory_high_watermark": (0, 1 << 50),
+    "task_max_inflight_calls": (1, 1_000_000),
+    "call_deadline_ms": (0, _DAY_MS),
+    "scheduler_stall_timeout_ms": (1, _DAY_MS),
+    "heartbeat_timeout_ms": (1_000, _DAY_MS),
+    "heartbeat_interval_ms": (50, 60_000),
+    "max_subcall_depth": (1, 64),
+    "base_backoff_ms": (1, 60_000),
+    "default_max_attempts": (1, 100),
+    "instance_fairness_quantum": (0, 1 << 31),
+    "max_collected_output_bytes": (0, 1 << 50),
+    "executor_task_slots": (1, 100_000),
+    "max_outstanding_batches": (1, 65_536),
+    "batch_rows": (1, 8_192),
+    "batch_args_bytes": (1_024, 32 * MIB),
+    "batch_max_rows": (1, 65_536),
+    "batch_max_args_bytes": (1_024, 1 << 31),
+    "reorder_bytes_max": (0, 1 << 40),
+    "outbox_frames_max": (1, 65_536),
+    "outbox_bytes_max": (64 * 1024, 1 << 31),
+    "inbox_events_max": (64, 1 << 20),
+    "restart_delay_ms": (0, _DAY_MS),
+    "max_restarts": (0, 1_000_000),
+    "restart_window_ms": (1, _DAY_MS),
+    "backoff_ms": (0, _DAY_MS),
+    "attach_timeout_ms": (100, _DAY_MS),
+    "no_executor_timeout_ms": (100, _DAY_MS),
+    "start_timeout_ms": (100, _DAY_MS),
+    "cancel_grace_ms": (0, _DAY_MS),
+    "drain_deadline_ms": (0, _DAY_MS),
+}

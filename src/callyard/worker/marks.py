@@ -1,0 +1,44 @@
+"""The begun-mark page of one executor, as the worker reads it.
+
+The executor writes a call's number into its context's u64 before the call's first user instruction; the page is a
+mapped file of the run folder and can be read after the process died. A number belongs to one attempt, so an old mark
+is never taken for a new attempt. Source: call-execution X62.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+from callyard.ids import CallNumber
+
+MARK_BYTES: Final = 8
+
+
+class MarkPage:
+    """One u64 for each context. `fd` is for the child to inherit; `close` gives everything back."""
+
+    def __init__(self, path: Path, contexts: int) -> None:
+        self.path = path
+        size = -(-contexts * MARK_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self.fd, size)
+        self._map = mmap.mmap(self.fd, size)
+        self._view = memoryview(self._map).cast("Q")
+
+    def begun(self) -> set[CallNumber]:
+        """Numbers of all attempts that have begun in a context since it was last used."""
+        marks = set(self._view.tolist())
+        marks.discard(0)
+        return {CallNumber(mark) for mark in marks}
+
+    def close(self) -> None:
+        if self.fd < 0:
+            return
+        self._view.release()
+        self._map.close()
+        os.close(self.fd)
+        self.fd = -1
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,353 @@
+"""Where results go: a JSONL file or stream, memory, a callable.
+
+A sink takes results in the order in which they are to appear. It holds a bounded buffer of whole lines. Source:
+call-execution X43, X87.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, Literal, Protocol
+
+import msgspec
+
+from callyard.errors import CallFailure, UsageError
+from callyard.scheduler import CallResult
+
+__all__ = [
+    "CallResult",
+    "CallableOutput",
+    "Existing",
+    "JsonlOutput",
+    "MemoryOutput",
+    "OutputClosed",
+    "OutputError",
+    "OutputSink",
+    "open_output",
+]
+
+BUFFER_BYTES: Final = 256 * 1024
+FLUSH_AFTER_S: Final = 0.5
+"""Slow results are not held back until the buffer is full."""
+Existing = Literal["refuse", "overwrite", "append"]
+
+_ENCODE: Final = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class OutputError(UsageError):
+    """Results cannot be written. Says where, why, and what to do."""
+
+
+class OutputClosed(Exception):
+    """The reader of a stream went away, as `head` does: the run ends without a complaint."""
+
+
+class OutputSink(Protocol):
+    """Takes the results of a run, in order. Called from one thread; a call may wait on the disk or the reader."""
+
+    def write(self, results: Sequence[CallResult]) -> None:
+        """Take some results. Raises `OutputError` or `OutputClosed`; then only `abort` may follow."""
+        ...
+
+    def flush(self) -> None:
+        """Hand on what is buffered. Raises as `write`."""
+        ...
+
+    def close(self) -> None:
+        """Everything is out. Raises as `write`."""
+        ...
+
+    def abort(self) -> None:
+        """The run ended early: hand on what was taken, if that can be done. Never raises."""
+        ...
+
+
+class JsonlOutput:
+    """One JSON line per result, to a path, `-` (standard output) or an open binary stream.
+
+    The file is opened when the sink is made, so that a path that cannot be written fails before any call runs.
+    `existing` says what becomes of a file that is not empty. `source` is the path of the call list, which must not be
+    the output. After a full disk the file ends with its last whole line. Raises `OutputError`.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str] | IO[bytes],
+        *,
+        existing: Existing = "refuse",
+        source: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.lines = 0
+        """Lines handed on so far."""
+        self._buffer: list[bytes] = []
+        self._buffer_bytes = 0
+        self._buffer_lines = 0
+        self._flushed_at_s = time.monotonic()
+        self._closed = False
+        self._owned: int | None = None
+        """The file descriptor, when the sink opened it."""
+        self._written = 0
+        """Bytes in the file up to the end of its last whole line."""
+        if not isinstance(target, str | os.PathLike):
+            self.name, self._stream = getattr(target, "name", "the stream"), target
+        elif str(target) == "-":
+            self.name, self._stream = "standard output", _standard_output()
+        else:
+            self.name = str(target)
+            self._owned, self._written = _open(Path(target), existing, source)
+
+    def write(self, results: Sequence[CallResult]) -> None:
+        add = self._buffer.append
+        size = 0
+        for result in results:
+            line = format_line(result)
+            size += len(line)
+            add(line)
+        self._buffer_bytes += size
+        self._buffer_lines += len(results)
+        if self._buffer_bytes >= BUFFER_BYTES or time.monotonic() - self._flushed_at_s >= FLUSH_AFTER_S:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._buffer:
+            return
+        self._flushed_at_s = time.monotonic()
+        data = b"".join(self._buffer)
+        self._buffer.clear()
+        self._buffer_bytes = 0
+        try:
+            if self._owned is None:
+                self._stream.write(data)
+                self._stream.flush()
+            else:
+                _write_all(self._owned, data)
+        except BrokenPipeError as error:
+            self._disown_standard_output()
+            raise OutputClosed(f"the reader of {self.name} went away") from error
+        except (OSError, ValueError) as error:  # ValueError: a stream that was closed meanwhile
+            self._cut_to_whole_lines()
+            raise OutputError(self._describe(error)) from error
+        self._written += len(data)
+        self.lines += self._buffer_lines
+        self._buffer_lines = 0
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self.flush()
+        self._closed = True
+        if self._owned is not None:
+            try:
+                os.close(self._owned)
+            except OSError as error:  # some file systems report a full disk only now
+                raise OutputError(self._describe(error)) from error
+
+    def abort(self) -> None:
+        with contextlib.suppress(OutputError, OutputClosed):
+            self.close()
+        if not self._closed:
+            self._closed = True
+            if self._owned is not None:
+                with contextlib.suppress(OSError):
+                    os.close(self._owned)
+
+    def _describe(self, error: Exception) -> str:
+        code = getattr(error, "errno", None)
+        reason = getattr(error, "strerror", None) or str(error)
+        if code in {errno.ENOSPC, errno.EDQUOT}:
+            advice = "make room, or write elsewhere"
+        elif code == errno.EFBIG:
+            advice = "the file may not grow further: write elsewhere, or raise the limit"
+        else:
+            advice = "write elsewhere"
+        return f"cannot write {self.name}: {reason}; it holds {self.lines} results, each line whole: {advice}"
+
+    def _cut_to_whole_lines(self) -> None:
+        """A write that failed may have left part of its data."""
+        if self._owned is not None and stat.S_ISREG(os.fstat(self._owned).st_mode):
+            data_end = _last_line_end(self._owned, self._written)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._owned, data_end)
+            self.lines += _count_lines(self._owned, self._written, data_end)
+
+    def _disown_standard_output(self) -> None:
+        """Else the interpreter complains at its exit that it cannot flush."""
+        if self._owned is None and self.name == "standard output":
+            with contextlib.suppress(OSError, ValueError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
+
+
+class MemoryOutput:
+    """Keeps every result, in order."""
+
+    def __init__(self) -> None:
+        self.results: list[CallResult] = []
+
+    def write(self, results: Sequence[CallResult]) -> None:
+        self.results.extend(results)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def abort(self) -> None:
+        """The results so far stay."""
+
+
+class CallableOutput:
+    """Gives each result to a function. What it raises ends the run, and is raised there."""
+
+    def __init__(self, take: Callable[[CallResult], object]) -> None:
+        self._take = take
+
+    def write(self, results: Sequence[CallResult]) -> None:
+        for result in results:
+            self._take(result)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def abort(self) -> None:
+        """Nothing to undo."""
+
+
+def open_output(
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    existing: Existing = "refuse",
+    source: str | os.PathLike[str] | None = None,
+) -> JsonlOutput:
+    """The sink for a path, by its suffix or by `format`; `-` is standard output. Raises `OutputError`."""
+    text = str(path)
+    chosen = (format or Path(text).suffix).lower().removeprefix(".")
+    if format is None and (text == "-" or not _is_regular(Path(text))):
+        chosen = "jsonl"
+    if chosen not in {"jsonl", "ndjson"}:
+        raise OutputError(f"{text}: unknown output format {chosen!r}: expected .jsonl or .ndjson")
+    return JsonlOutput(path, existing=existing, source=source)
+
+
+def format_line(result: CallResult) -> bytes:
+    """A result as its line, with the line end.
+
+    `{"index":0,"ok":true,"output":…}`, or `{"index":0,"ok":false,"error":{"kind","message","attempts","outcome"}}` with
+    `details` when there are any. Source: X87.
+    """
+    failure = result.failure
+    if failure is not None:
+        error = _ENCODE(_error_fields(failure))
+        return b'{"index":%d,"ok":false,"error":%b}\n' % (result.index, error)
+    output = result.output
+    assert output is not None, f"result {result.index} has neither output nor failure"
+    if b"\n" in output or b"\r" in output:  # white space in foreign JSON; inside text it is always escaped
+        output = output.replace(b"\n", b" ").replace(b"\r", b" ")
+    return b'{"index":%d,"ok":true,"output":%b}\n' % (result.index, output)
+
+
+def _error_fields(failure: CallFailure) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "kind": failure.kind,
+        "message": failure.message,
+        "attempts": failure.attempts,
+        "outcome": failure.outcome,
+    }
+    if failure.details:
+        fields["details"] = failure.details
+    return fields
+
+
+def _standard_output() -> IO[bytes]:
+    if sys.stdout is None:
+        raise OutputError("standard output is closed: give a file")
+    return sys.stdout.buffer
+
+
+def _is_regular(path: Path) -> bool:
+    """Also true of a path that does not exist yet: a regular file will be made."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (OSError, ValueError):
+        return True
+
+
+def _open(path: Path, existing: Existing, source: str | os.PathLike[str] | None) -> tuple[int, int]:
+    """Open for writing: the descriptor, and how many bytes of whole lines it holds."""
+    try:
+        info: os.stat_result | None = path.stat()
+    except FileNotFoundError:
+        info = None
+    except (OSError, ValueError) as error:
+        raise OutputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+    if info is not None:
+        if stat.S_ISDIR(info.st_mode):
+            raise OutputError(f"{path} is a folder: expected a file, such as {path / 'out.jsonl'}")
+        if source is not None and _is_same(info, source):
+            raise OutputError(f"{path} is the input too: write to another file")
+        if existing == "refuse" and stat.S_ISREG(info.st_mode) and info.st_size:
+            raise OutputError(
+                f"{path} exists and is not empty: give --force to replace it, --append to add to it, or another file"
+            )
+    elif not path.parent.is_dir():
+        raise OutputError(f"there is no folder {path.parent} for {path.name}: make it first")
+    is_regular = info is None or stat.S_ISREG(info.st_mode)
+    flags = os.O_RDWR if is_regular else os.O_WRONLY  # read back after a failed write, to cut to whole lines
+    if existing != "append":
+        flags |= os.O_TRUNC
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return fd, _continue_after(fd) if existing == "append" and is_regular else 0
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _continue_after(fd: int) -> int:
+    """Go to the end of the last whole line; a line that a kill cut off is removed."""
+    end = _last_line_end(fd, 0)
+    os.ftruncate(fd, end)
+    os.lseek(fd, end, os.SEEK_SET)
+    return end
+
+
+def _last_line_end(fd: int, start: int) -> int:
+    """Offset after the last line end at or after `start`; `start` when there is none."""
+    end = os.fstat(fd).st_size
+    while end > start:
+        begin = max(start, end - BUFFER_BYTES)
+        found = os.pread(fd, end - begin, begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return start
+
+
+def _count_lines(fd: int, start: int, end: int) -> int:
+    return os.pread(fd, end - start, start).count(b"\n") if end > start else 0
+
+
+def _is_same(info: os.stat_result, source: str | os.PathLike[str]) -> bool:
+    try:
+        other = os.fstat(sys.stdin.fileno()) if str(source) == "-" else os.stat(source)
+    except (OSError, ValueError, AttributeError):  # no such file, or standard input is closed or none
+        return False
+    return stat.S_ISREG(info.st_mode) and os.path.samestat(info, other)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,689 @@
+"""The pool: one executor process per slot, watched, and replaced when lost.
+
+A lost executor is dead before anything is told of its calls: its group is killed and reaped, its socket read to the
+end, then its begun-marks. Only then the scheduler hears of the loss. The slot is filled again at once, from a spare
+where there is one; only starts that led to nothing are throttled. Source: call-execution X37, X38, X44, X45, X62, X63,
+X71, X72, X74.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import platform
+import secrets
+import shutil
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import callyard
+from callyard.clock import Clock
+from callyard.errors import ErrorKind, UsageError
+from callyard.ids import CallId, Digest, ExecutorId, RequestId
+from callyard.policy.restart import RestartThrottle
+from callyard.policy.stall import StallLimits, compute_limits, is_stalled
+from callyard.scheduler import events as e
+from callyard.scheduler.events import SchedulerEvent
+from callyard.scheduler.executors import ExecutorSnapshot
+from callyard.wire.messages import (
+    PROTOCOL_VERSION,
+    CallWaiting,
+    Describe,
+    Described,
+    DescribedPayload,
+    DescribePayload,
+    HeartbeatAck,
+    HeartbeatAckPayload,
+    HeartbeatPayload,
+    ResumeCall,
+    ResumeCallPayload,
+    WaitKind,
+    WireError,
+)
+from callyard.worker.actor import Actor
+from callyard.worker.config import WorkerConfig
+from callyard.worker.link import ExecutorLink
+from callyard.worker.marks import MarkPage
+from callyard.worker.run_folder import RunFolder
+from callyard.worker.spawner import ExecutorProcess, OutputCallback, Spawner, SpawnOrder, describe_exit, open_socketpair
+
+TICK_MS: Final = 500
+LATE_TICK_MS: Final = 1_000
+"""A tick later than this judges nobody: it was our own loop that stood still."""
+LAST_OUTPUT_WAIT_S: Final = 0.5
+
+
+class SlotState(StrEnum):
+    RUNNING = "RUNNING"
+    WAITING = "WAITING"
+    BACKOFF = "BACKOFF"
+    STOPPED = "STOPPED"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Executor:
+    """One process with its link, in a slot or spare."""
+
+    executor_id: ExecutorId
+    process: ExecutorProcess
+    link: ExecutorLink
+    marks: MarkPage
+    started_at_ms: int
+    slot: Slot | None = None  # None: a spare
+    heartbeat: HeartbeatPayload | None = None  # None: not attached yet
+    heartbeat_at_ms: int = 0
+    posted_seq: int = 0  # of the last heartbeat the scheduler was told of
+    limits: StallLimits | None = None
+    cpu_ticks: int = 0
+    stopped_ticks: int = 0  # ticks in a row that saw it in process state T
+    losing: bool = False
+    retiring: str = ""  # why it will be replaced once its calls are done
+    attached: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    token: str = ""
+    loss_message: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A supervised place in the pool."""
+
+    index: int
+    throttle: RestartThrottle
+    state: SlotState = SlotState.WAITING
+    executor: Executor | None = None
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotView:
+    """What `Worker.statistics` shows of a slot."""
+
+    index: int
+    state: str
+    executor_id: str
+    pid: int
+    inflight: int
+    memory_bytes: int
+
+
+class Pool:
+    """Owns every executor process of a worker."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        spawner: Spawner,
+        actor: Actor,
+        clock: Clock,
+        folder: RunFolder,
+        on_output: OutputCallback,
+        find_bundle: Callable[[Digest], tuple[Path, str] | None],
+        on_unavailable: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._spawner = spawner
+        self._actor = actor
+        self._clock = clock
+        self._folder = folder
+        self._on_output = on_output
+        self._find_bundle = find_bundle
+        """The folder and the module of a bundle that a task is allowed to run."""
+        self._on_unavailable = on_unavailable
+        self._loop = asyncio.get_running_loop()
+        self._slots = [Slot(i, RestartThrottle(config.restart_policy)) for i in range(config.executors)]
+        self._executors: dict[ExecutorId, Executor] = {}
+        """Every process that is not gone."""
+        self._spares: list[Executor] = []
+        self._started = 0
+        self._stopping = False
+        self._losses: set[asyncio.Task[None]] = set()
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._tick_due_ms = 0
+        self._attached_at_ms = 0
+        """When an executor was last attached, or the pool started."""
+        self._told_unavailable = False
+        self._last_loss = ""
+        self._change = asyncio.Event()
+        self._describing: dict[RequestId, asyncio.Future[DescribedPayload]] = {}
+        self._listeners: dict[ExecutorId, asyncio.Server] = {}
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._attached_at_ms = self._clock.now_ms()
+        self._arm_tick()
+        for slot in self._slots:
+            await self._fill(slot)
+
+    async def wait_attached(self) -> Executor:
+        """The first executor that attached. Raises UsageError when every start fails or the time is up."""
+        deadline_s = self._loop.time() + self._config.start_timeout_ms / 1_000
+        while True:
+            for slot in self._slots:
+                if slot.executor is not None and slot.executor.attached.is_set() and not slot.executor.losing:
+                    return slot.executor
+            if any(slot.state is SlotState.BACKOFF for slot in self._slots):
+                raise UsageError(f"executors do not start: {self._last_loss}")
+            if (left := deadline_s - self._loop.time()) <= 0:
+                raise UsageError(
+                    f"no executor started within start_timeout_ms={self._config.start_timeout_ms}"
+                    f"{': ' + self._last_loss if self._last_loss else ''}"
+                )
+            self._change.clear()
+            try:
+                async with asyncio.timeout(min(left, 1.0)):
+                    await self._change.wait()
+            except TimeoutError:
+                continue
+
+    async def stop(self) -> None:
+        """Kill and reap every process. Calls still running have been stopped before, or are lost here."""
+        self._stopping = True
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        for slot in self._slots:
+            slot.state = SlotState.STOPPED
+            if slot.timer is not None:
+                slot.timer.cancel()
+        for executor in list(self._executors.values()):
+            self.lose(executor, "shutdown", "the worker stopped")
+        while self._losses:
+            await asyncio.gather(*self._losses, return_exceptions=True)
+
+    # --- filling slots ------------------------------------------------------------------------------------------
+
+    async def _fill(self, slot: Slot) -> None:
+        """Give the slot a spare, or a new process; then see that there are spares again."""
+        if self._stopping or slot.executor is not None:
+            return
+        ready = [spare for spare in self._spares if spare.attached.is_set() and not spare.losing]
+        if ready:
+            executor = ready[0]
+            self._spares.remove(executor)
+            self._keep(self._fill_spares())
+        else:
+            executor = await self._spawn()
+        slot.executor = executor
+        slot.state = SlotState.RUNNING
+        executor.slot = slot
+        if executor.attached.is_set():
+            self._hand_over(executor)
+
+    async def _fill_spares(self) -> None:
+        """Spares start only once the slots have their processes: they must not slow the first calls down."""
+        while (
+            not self._stopping
+            and len(self._spares) < self._config.spare_executors
+            and all(slot.executor is not None and slot.executor.attached.is_set() for slot in self._slots)
+        ):
+            self._spares.append(await self._spawn())
+
+    async def _spawn(self) -> Executor:
+        self._started += 1
+        executor_id = ExecutorId(f"exec-{self._started}")
+        marks = MarkPage(self._folder.path / "marks" / executor_id, self._config.executor_max_inflight)
+        link = ExecutorLink(
+            executor_id,
+            self,
+            marks,
+            self._clock,
+            self._config.outbox_frames_max,
+            self._config.outbox_bytes_max,
+        )
+        if self._config.link_mode == "path":
+            return await self._spawn_on_path(executor_id, marks, link)
+        ours, theirs = open_socketpair()
+        with theirs:
+            process = self._spawner.spawn(self._order(executor_id, marks, theirs.fileno(), None, ""), self._on_output)
+        executor = self._register(executor_id, process, link, marks, "")
+        await link.open(ours)
+        return executor
+
+    def _order(
+        self, executor_id: ExecutorId, marks: MarkPage, socket_fd: int | None, path: Path | None, token: str
+    ) -> SpawnOrder:
+        return SpawnOrder(
+            executor_id=executor_id,
+            executor_max_inflight=self._config.executor_max_inflight,
+            executor_max_runnable=self._config.executor_max_runnable,
+            heartbeat_interval_ms=self._config.heartbeat_interval_ms,
+            capture_locals=self._config.capture_locals,
+            mark_fd=marks.fd,
+            socket_fd=socket_fd,
+            socket_path=path,
+            token=token,
+        )
+
+    def _register(
+        self, executor_id: ExecutorId, process: ExecutorProcess, link: ExecutorLink, marks: MarkPage, token: str
+    ) -> Executor:
+        executor = Executor(
+            executor_id=executor_id,
+            process=process,
+            link=link,
+            marks=marks,
+            started_at_ms=self._clock.now_ms(),
+            token=token,
+        )
+        self._executors[executor_id] = executor
+        process.on_exit(lambda: self.lose(executor, "exited", ""))
+        return executor
+
+    async def _spawn_on_path(self, executor_id: ExecutorId, marks: MarkPage, link: ExecutorLink) -> Executor:
+        """The executor dials: a folder of its own (0700), the uid checked, a one-time token, one connection (X32)."""
+        folder = self._folder.path / "links" / executor_id
+        folder.mkdir(mode=0o700)
+        path = folder / "link"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen(8)
+        listener.setblocking(False)
+        token = secrets.token_hex(16)
+        process = self._spawner.spawn(self._order(executor_id, marks, None, path, token), self._on_output)
+        executor = self._register(executor_id, process, link, marks, token)
+
+        def accept() -> None:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            if executor.losing or link.is_connected or not _same_user(sock):
+                sock.close()  # a second connection for a slot, or a stranger's
+                return
+            sock.setblocking(False)
+            self._keep(self._open_accepted(executor, sock))
+
+        self._loop.add_reader(listener, accept)
+
+        async def close_listener() -> None:
+            await executor.gone.wait()
+            self._loop.remove_reader(listener)
+            listener.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+        self._keep(close_listener())
+        return executor
+
+    async def _open_accepted(self, executor: Executor, sock: socket.socket) -> None:
+        await executor.link.open(sock)
+
+    def _keep(self, work: Awaitable[None]) -> None:
+        """Run beside the loop; `stop` waits for it."""
+        aio_task = asyncio.ensure_future(work)
+        assert isinstance(aio_task, asyncio.Task)
+        self._losses.add(aio_task)
+        aio_task.add_done_callback(self._finish_kept)
+
+    def _finish_kept(self, aio_task: asyncio.Task[None]) -> None:
+        self._losses.discard(aio_task)
+        if not aio_task.cancelled() and (error := aio_task.exception()) is not None:
+            self._loop.call_exception_handler({"message": "the pool failed", "exception": error})
+
+    # --- what links tell ----------------------------------------------------------------------------------------
+
+    def on_events(self, link: ExecutorLink, events: list[SchedulerEvent]) -> None:
+        self._actor.post_from(link, events)
+
+    def on_heartbeat(self, link: ExecutorLink, heartbeat: HeartbeatPayload) -> None:
+        executor = self._executors.get(link.executor_id)
+        if executor is None:
+            return
+        first = executor.heartbeat is None
+        if first and (refusal := self._check_first(executor, heartbeat)):
+            self.lose(executor, "refused", refusal)
+            return
+        executor.heartbeat = heartbeat
+        executor.heartbeat_at_ms = self._clock.now_ms()
+        if link.send(HeartbeatAck(HeartbeatAckPayload(heartbeat.heartbeat_seq))):
+            self._actor.touch(link)
+        if first:
+            executor.attached.set()
+            self._attached_at_ms = executor.heartbeat_at_ms
+            self._told_unavailable = False
+            self._hand_over(executor)
+            self._change.set()
+            self._keep(self._fill_spares())
+        elif heartbeat.draining and not executor.retiring:
+            self.retire(executor, heartbeat.draining)
+
+    def _check_first(self, executor: Executor, heartbeat: HeartbeatPayload) -> str:
+        """Why an executor is refused, or nothing."""
+        if heartbeat.executor_id != executor.executor_id:
+            return f"its first heartbeat named {heartbeat.executor_id!r}"
+        if executor.token and not hmac.compare_digest(executor.token, heartbeat.token):
+            return "its first heartbeat did not carry the slot's token"
+        if heartbeat.protocol != PROTOCOL_VERSION:
+            return (
+                f"it speaks protocol {heartbeat.protocol} (callyard {heartbeat.callyard_version}), this worker"
+                f" {PROTOCOL_VERSION}; run: pip install callyard=={callyard.__version__}"
+            )
+        return ""
+
+    def _hand_over(self, executor: Executor) -> None:
+        """An attached executor in a slot takes calls from now on."""
+        if executor.slot is None or executor.losing or executor.posted_seq:
+            return
+        self._actor.add_link(executor.link)
+        executor.limits = self._limits(executor)
+        snapshot = self._snapshot(executor)
+        executor.posted_seq = snapshot.heartbeat_seq
+        self._actor.post(e.ExecutorAttached(snapshot))
+
+    def on_waiting(self, link: ExecutorLink, message: CallWaiting) -> None:
+        """Answer what needs no scheduling; every wait gets an answer, else its call would hang (X78)."""
+        payload = message.payload
+        if payload.wait_kind == WaitKind.FUNCTION_CODE and payload.function_code is not None:
+            found = self._find_bundle(payload.function_code.digest)
+            if found is not None:
+                path, module = found
+                result = msgspec.Raw(msgspec.json.encode({"path": str(path), "module": module}))
+                self._resume(link, message, WaitKind.FUNCTION_CODE, result=result)
+                return
+            error = WireError(ErrorKind.NOT_FOUND, f"no bundle {payload.function_code.digest[:12]} in this worker")
+        else:
+            error = WireError(ErrorKind.DENIED, f"this worker answers no wait of kind {payload.wait_kind!r}")
+        kind = WaitKind(payload.wait_kind) if payload.wait_kind in list(WaitKind) else WaitKind.IO
+        self._resume(link, message, kind, error=error)
+
+    def _resume(
+        self,
+        link: ExecutorLink,
+        message: CallWaiting,
+        kind: WaitKind,
+        *,
+        result: msgspec.Raw | None = None,
+        error: WireError | None = None,
+    ) -> None:
+        seq = message.payload.attempt_seq
+        payload = ResumeCallPayload(kind, seq, error=error) if result is None else ResumeCallPayload(kind, seq, result)
+        counted = message.payload.wait_kind in (WaitKind.IO, WaitKind.SUBCALL)
+
+        def tell_resumed() -> None:
+            if counted:
+                self._actor.post(e.CallResumed(message.call_id, seq, message.request_id))
+
+        if link.send(ResumeCall(message.call_id, message.request_id, payload), tell_resumed):
+            self._actor.touch(link)
+        elif counted:
+            self._actor.post(e.ResumeSendFailed(message.call_id, seq))
+
+    def on_described(self, link: ExecutorLink, message: Described) -> None:
+        future = self._describing.pop(message.request_id, None)
+        if future is not None and not future.done():
+            future.set_result(message.payload)
+
+    def on_broken(self, link: ExecutorLink, cause: str, message: str) -> None:
+        executor = self._executors.get(link.executor_id)
+        if executor is not None:
+            self.lose(executor, cause, message)
+
+    def on_cancel_sent(self, link: ExecutorLink) -> None:
+        self._loop.call_later(self._config.cancel_grace_ms / 1_000 + 0.001, self._check_cancelled, link)
+
+    def _check_cancelled(self, link: ExecutorLink) -> None:
+        """No terminal frame within the grace: the process pays (D41)."""
+        executor = self._executors.get(link.executor_id)
+        if executor is None or not link.cancelled_at_ms:
+            return
+        oldest = min(link.cancelled_at_ms.values())
+        left_ms = oldest + self._config.cancel_grace_ms - self._clock.now_ms()
+        if left_ms <= 0:
+            self.lose(executor, "cancel_grace", "it did not stop a cancelled call in time")
+        else:
+            self._loop.call_later(left_ms / 1_000 + 0.001, self._check_cancelled, link)
+
+    # --- describing ---------------------------------------------------------------------------------------------
+
+    async def describe(self, executor: Executor, digest: Digest, path: Path, module: str) -> DescribedPayload:
+        """Have an executor load a bundle and say what is in it (D6). Raises UsageError when it dies or is too slow."""
+        request_id = RequestId(f"describe-{digest[:12]}-{executor.executor_id}")
+        answer: asyncio.Future[DescribedPayload] = self._loop.create_future()
+        self._describing[request_id] = answer
+        executor.link.send(Describe(request_id, DescribePayload(digest, str(path), module)))
+        self._actor.touch(executor.link)
+        gone = asyncio.ensure_future(executor.gone.wait())
+        try:
+            timeout_s = self._config.start_timeout_ms / 1_000
+            ends: set[asyncio.Future[Any]] = {answer, gone}
+            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            self._describing.pop(request_id, None)
+        if answer.done():
+            return answer.result()
+        last = "\n".join(executor.process.tail)
+        if executor.gone.is_set():
+            raise UsageError(
+                f"importing {module!r} ended its process: it {describe_exit(executor.process.returncode)}"
+                f"{_indented(last)}\nThe module must be importable without ending the process."
+            )
+        raise UsageError(
+            f"importing {module!r} took longer than start_timeout_ms={self._config.start_timeout_ms}{_indented(last)}\n"
+            "Move slow work out of the module's top level, or raise it: --start-timeout 5m."
+        )
+
+    # --- losing -------------------------------------------------------------------------------------------------
+
+    def retire(self, executor: Executor, why: str) -> None:
+        """Take no more calls; replace it once those it holds are done."""
+        executor.retiring = why
+        self._actor.post(e.ExecutorSealed(executor.executor_id))
+        self._replace_if_idle(executor)
+
+    def _replace_if_idle(self, executor: Executor) -> None:
+        if executor.retiring and not executor.link.seats:
+            self.lose(executor, "recycled", f"replaced after {executor.retiring}")
+
+    def lose_by_id(self, executor_id: ExecutorId, cause: str, message: str) -> None:
+        executor = self._executors.get(executor_id)
+        if executor is not None:
+            self.lose(executor, cause, message)
+
+    def lose(
+        self,
+        executor: Executor,
+        cause: str,
+        message: str,
+        charged: CallId | None = None,
+    ) -> None:
+        """Begin the end of an executor. A second time changes nothing."""
+        if executor.losing:
+            return
+        executor.losing = True
+        if cause == "eof" and executor.process.is_exiting():
+            cause = "exited"
+        self._actor.post(e.ExecutorSealed(executor.executor_id))
+        executor.link.seal()
+        executor.process.kill()
+        self._keep(self._bury(executor, cause, message, charged))
+
+    async def _bury(self, executor: Executor, cause: str, message: str, charged: CallId | None) -> None:
+        process, link = executor.process, executor.link
+        await process.wait_exited()
+        await link.read_to_end()
+        begun = link.begun_calls()
+        if cause in ("eof", "exited"):
+            await process.wait_output_ended(LAST_OUTPUT_WAIT_S)
+        executor.loss_message = self._describe_loss(executor, cause, message)
+        if executor.posted_seq:
+            self._actor.post(self._loss_event(executor, cause, begun, charged))
+            # The link stays known until the scheduler heard of the loss: seats are released through it.
+        self._actor.remove_link(link)
+        self._forget(executor, cause)
+
+    def _describe_loss(self, executor: Executor, cause: str, message: str) -> str:
+        process = executor.process
+        text = f"{executor.executor_id} {describe_exit(process.returncode)}" if cause == "exited" else message
+        if not executor.attached.is_set() and process.tail:
+            text += _indented("\n".join(process.tail))
+        return text
+
+    def _loss_event(
+        self, executor: Executor, cause: str, begun: frozenset[CallId], charged: CallId | None
+    ) -> e.ExecutorLost:
+        code = executor.process.returncode
+        details: dict[str, Any] = {}
+        if cause == "exited" and code is not None:
+            cause = "exited" if code >= 0 else "signal"
+            details = {"exit_code": code} if code >= 0 else {"signal": -code}
+        return e.ExecutorLost(
+            executor_id=executor.executor_id,
+            cause=cause,
+            message=executor.loss_message,
+            begun=begun,
+            charged=charged,
+            details=details,
+        )
+
+    def _forget(self, executor: Executor, cause: str) -> None:
+        executor.marks.close()
+        del self._executors[executor.executor_id]
+        executor.gone.set()
+        self._change.set()
+        if executor in self._spares:
+            self._spares.remove(executor)
+        if cause not in ("shutdown", "recycled"):
+            self._last_loss = executor.loss_message
+        slot = executor.slot
+        if slot is None or self._stopping:
+            return
+        slot.executor = None
+        asked_for = cause not in ("exited", "eof", "refused", "attach_timeout")
+        progress = asked_for or (executor.attached.is_set() and executor.link.finished_calls > 0)
+        delay_ms, backing_off = slot.throttle.record_exit(self._clock.now_ms(), made_progress=progress)
+        if delay_ms == 0:
+            self._keep(self._fill(slot))
+            return
+        slot.state = SlotState.BACKOFF if backing_off else SlotState.WAITING
+        slot.timer = self._loop.call_later(delay_ms / 1_000, lambda: self._keep(self._fill(slot)))
+
+    # --- the tick -----------------------------------------------------------------------------------------------
+
+    def _arm_tick(self) -> None:
+        self._tick_due_ms = self._clock.now_ms() + TICK_MS
+        self._tick_timer = self._loop.call_later(TICK_MS / 1_000, self.tick)
+
+    def tick(self) -> None:
+        """Every 500 ms: heartbeats to the scheduler, then judge who is wedged, silent, stopped or not reading (X37)."""
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        now_ms = self._clock.now_ms()
+        judge = now_ms - self._tick_due_ms <= LATE_TICK_MS
+        for executor in list(self._executors.values()):
+            if executor.losing:
+                continue
+            if executor.heartbeat is not None:
+                executor.limits = self._limits(executor)
+                if executor.posted_seq and executor.heartbeat.heartbeat_seq > executor.posted_seq:
+                    executor.posted_seq = executor.heartbeat.heartbeat_seq
+                    self._actor.post(e.SnapshotUpdated(self._snapshot(executor)))
+                self._replace_if_idle(executor)
+            if judge:
+                self._judge(executor, now_ms)
+        self._judge_pool(now_ms)
+        self._arm_tick()
+
+    def _limits(self, executor: Executor) -> StallLimits:
+        largest, unlimited = executor.link.largest_begun_budget_ms()
+        return compute_limits(
+            self._config.stall_timeout_ms, self._config.silence_timeout_ms, largest, unlimited=unlimited
+        )
+
+    def _judge(self, executor: Executor, now_ms: int) -> None:
+        """Kill what is wedged, silent, stopped, not reading, or never attached (X37, X38, X68, X71)."""
+        heartbeat, limits = executor.heartbeat, executor.limits
+        if heartbeat is None or limits is None:
+            if now_ms - executor.started_at_ms > self._config.attach_timeout_ms:
+                limit = f"attach_timeout_ms={self._config.attach_timeout_ms}"
+                self.lose(executor, "attach_timeout", f"{executor.executor_id} did not attach within {limit}")
+            return
+        executor.stopped_ticks = executor.stopped_ticks + 1 if executor.process.is_stopped() else 0
+        cpu_ticks = executor.process.cpu_ticks()
+        cpu_rises, executor.cpu_ticks = cpu_ticks > executor.cpu_ticks, cpu_ticks
+        silent_ms = now_ms - executor.heartbeat_at_ms
+        blocked_at_ms = executor.link.write_blocked_since_ms
+        if executor.stopped_ticks >= 2:
+            self.lose(executor, "stopped", f"{executor.executor_id} was stopped by a signal")
+        elif silent_ms > limits.heartbeat_ms and not (limits.heartbeat_needs_idle_cpu and cpu_rises):
+            message = f"{executor.executor_id} sent no heartbeat for {silent_ms} ms"
+            self.lose(executor, "heartbeat", message, heartbeat.running_call_id or None)
+        elif is_stalled(
+            limits.stall_ms, bool(heartbeat.running_call_id), heartbeat.last_scheduler_active_at_ms, now_ms
+        ):
+            stalled_ms = now_ms - heartbeat.last_scheduler_active_at_ms
+            message = f"{executor.executor_id} was blocked for {stalled_ms} ms by code that cannot be interrupted"
+            self.lose(executor, "wedge", message, heartbeat.running_call_id)
+        elif blocked_at_ms is not None and now_ms - blocked_at_ms > limits.heartbeat_ms:
+            message = f"{executor.executor_id} read nothing for {now_ms - blocked_at_ms} ms"
+            self.lose(executor, "not_reading", message)
+
+    def _judge_pool(self, now_ms: int) -> None:
+        """With no executor for too long, waiting calls end `unavailable` with the reason (X71)."""
+        if any(slot.executor is not None and slot.executor.attached.is_set() for slot in self._slots):
+            self._attached_at_ms = now_ms
+        elif now_ms - self._attached_at_ms > self._config.no_executor_timeout_ms and not self._told_unavailable:
+            self._told_unavailable = True
+            self._on_unavailable(
+                f"no executor for no_executor_timeout_ms={self._config.no_executor_timeout_ms}; the last one:"
+                f" {self._last_loss or 'did not start'}"
+            )
+
+    def _snapshot(self, executor: Executor) -> ExecutorSnapshot:
+        heartbeat, limits = executor.heartbeat, executor.limits
+        assert heartbeat is not None
+        assert limits is not None
+        return ExecutorSnapshot(
+            executor_id=executor.executor_id,
+            heartbeat_seq=heartbeat.heartbeat_seq,
+            received_at_ms=executor.heartbeat_at_ms,
+            runnable_count=heartbeat.runnable_count,
+            inflight_count=heartbeat.inflight_count,
+            available_contexts=heartbeat.available_contexts,
+            memory_bytes=heartbeat.memory_bytes,
+            running=bool(heartbeat.running_call_id),
+            last_scheduler_active_at_ms=heartbeat.last_scheduler_active_at_ms,
+            wants_replacement=bool(heartbeat.draining),
+            stall_ms=limits.stall_ms,
+            heartbeat_timeout_ms=None if limits.heartbeat_needs_idle_cpu else limits.heartbeat_ms,
+        )
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def slots(self) -> list[SlotView]:
+        views = []
+        for slot in self._slots:
+            executor = slot.executor
+            heartbeat = executor.heartbeat if executor is not None else None
+            views.append(
+                SlotView(
+                    index=slot.index,
+                    state=slot.state.value,
+                    executor_id=executor.executor_id if executor is not None else "",
+                    pid=executor.process.pid if executor is not None else 0,
+                    inflight=len(executor.link.seats) if executor is not None else 0,
+                    memory_bytes=heartbeat.memory_bytes if heartbeat is not None else 0,
+                )
+            )
+        return views
+
+
+def _same_user(sock: socket.socket) -> bool:
+    """Whether the peer runs as our own user; where the system cannot say, the folder's mode has to do."""
+    if platform.system() != "Linux":
+        return True
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _pid, uid, _gid = struct.unpack("3i", data)
+    return bool(uid == os.getuid())
+
+
+def _indented(text: str) -> str:
+    return "".join(f"\n    {line}" for line in text.splitlines()) if text else ""

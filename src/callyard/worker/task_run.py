@@ -1,0 +1,251 @@
+"""The life of one task: rows become batches, batches settle, results leave in order.
+
+The credit window bounds what is built, the reorder buffer what is parked; a consumer that stops taking stops the
+production. A batch holds about `BATCH_SPAN_MS` of the task's own throughput, so that slow calls are answered one by
+one and fast ones share the cost of a batch. Source: call-execution X20, X43, X75, X76, X77.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Final
+
+from callyard.clock import Clock
+from callyard.errors import CallError, CallFailure, ErrorKind, fail
+from callyard.policy.credit import CreditWindow, ReorderBuffer
+from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan, prepare_batch
+from callyard.scheduler import commands as c
+from callyard.scheduler import events as e
+from callyard.scheduler.core import TaskProgress
+from callyard.worker.actor import Actor, BatchPrepared, TaskOpened
+from callyard.worker.builders import Row
+from callyard.worker.config import WorkerConfig
+from callyard.worker.feeds import RowFeed
+
+BATCH_SPAN_MS: Final = 20
+BATCHES_PER_SLICE: Final = 16
+"""Batches built before the loop gets its turn again."""
+
+
+class TaskRun:
+    """One task from its first row to its convergence. Satisfies `TaskListener`."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        clock: Clock,
+        config: WorkerConfig,
+        plan: TaskPlan,
+        view: Mapping[str, FunctionTarget],
+        *,
+        function: str | None,
+        takes_rows: bool,
+        ordered: bool = True,
+        on_end: Callable[[TaskRun], None],
+    ) -> None:
+        self.plan = plan
+        self.takes_rows = takes_rows
+        self.converged: c.ConvergeTaskCalls | None = None
+        self.source_error: BaseException | None = None
+        """What the source raised; re-raised by `batches` once the results before it were handed out."""
+        self._actor = actor
+        self._clock = clock
+        self._config = config
+        self._view = view
+        self._function = function
+        self._on_end = on_end
+        self._feed: RowFeed | None = None
+        self._window = CreditWindow(config.max_outstanding_batches)
+        self._reorder: ReorderBuffer[CallResult] = ReorderBuffer(config.reorder_bytes_max, ordered=ordered)
+        self._next_batch = 0
+        self._next_index = 0
+        self._ended = False
+        """No more batches will be built."""
+        self._building = False
+        self._opened = False
+        self._wake = asyncio.Event()
+        self._failure: Exception | None = None
+        """Why there will be no convergence: not admitted, or the worker failed."""
+        self._rows_settled = 0
+        self._rate_at_ms = 0
+        self._rate_rows = 0
+        self._rows_per_ms = 0.0
+
+    # --- production ---------------------------------------------------------------------------------------------
+
+    def start(self, open_feed: Callable[[Callable[[], None]], RowFeed]) -> None:
+        """Open the task and begin to build. `open_feed` is given the callback for rows that come late."""
+        self._opened = True
+        self._actor.post(TaskOpened(self.plan, self))
+        self._rate_at_ms = self._clock.now_ms()
+        self._feed = open_feed(self.produce)
+        self.produce()
+
+    def produce(self) -> None:
+        """Build batches while there are credits and rows; come back when there are again."""
+        if self._ended or self._building or self._feed is None:
+            return
+        self._building = True
+        try:
+            for _ in range(BATCHES_PER_SLICE):
+                if not self._window.is_open:
+                    return
+                if not self._build_batch(self._feed):
+                    return
+            asyncio.get_running_loop().call_soon(self.produce)
+        except Exception as error:  # noqa: BLE001  # the source's own: raised where the results are taken
+            self.source_error = error
+            self.stop(StopReason.CANCELLED, cancel_running=False)
+        finally:
+            self._building = False
+
+    def _build_batch(self, feed: RowFeed) -> bool:
+        taken = feed.take(self._batch_rows(), self._config.batch_args_bytes)
+        if taken.rows:
+            self._window.take()
+            prepared = prepare_batch(self.plan, self._next_batch, self._next_index, map(self._new_call, taken.rows))
+            self._next_batch += 1
+            self._next_index += len(taken.rows)
+            self._actor.post(BatchPrepared(prepared))
+        if taken.ended:
+            self._end_production()
+        return bool(taken.rows) and not taken.ended
+
+    def _batch_rows(self) -> int:
+        """Rows of the next batch: about `BATCH_SPAN_MS` of the throughput seen so far."""
+        return max(1, min(self._config.batch_rows, int(self._rows_per_ms * BATCH_SPAN_MS)))
+
+    def _measure(self, rows: int) -> None:
+        self._rows_settled += rows
+        now_ms = self._clock.now_ms()
+        passed_ms = now_ms - self._rate_at_ms
+        if passed_ms >= BATCH_SPAN_MS or self._rows_settled - self._rate_rows >= self._config.batch_rows:
+            rate = (self._rows_settled - self._rate_rows) / max(1, passed_ms)
+            self._rows_per_ms = rate if self._rows_per_ms == 0 else (self._rows_per_ms + rate) / 2
+            self._rate_at_ms, self._rate_rows = now_ms, self._rows_settled
+
+    def _new_call(self, row: Row) -> NewCall:
+        name = row.function or self._function
+        failure = row.failure
+        target = None
+        if failure is None:
+            target = self._view.get(name) if name is not None else None
+            if target is None:
+                failure = fail(ErrorKind.NOT_FOUND, self._not_found(name))
+        return NewCall(row.index, target, row.args, row.strings, failure)
+
+    def _not_found(self, name: str | None) -> str:
+        return f"no function {name!r}; there are {', '.join(sorted(self._view)) or 'none'}"
+
+    def _end_production(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._actor.post(e.ProductionEnded(self.plan.task_id))
+            if self._feed is not None:
+                self._feed.close()
+
+    def stop(self, reason: StopReason, *, cancel_running: bool = True, message: str = "") -> None:
+        """Dispatch nothing more; with `cancel_running` also stop what runs. Convergence follows."""
+        if not self._opened:
+            self._close()  # nobody was told of it: there is nothing to converge
+        elif self.converged is None:
+            self._actor.post(e.TaskStopped(self.plan.task_id, reason, cancel_running, message))
+            self._end_production()
+
+    def progress(self) -> TaskProgress:
+        """The counts now, or the final ones."""
+        converged = self.converged
+        if converged is not None:
+            return TaskProgress(converged.total_count, converged.total_count, converged.failed_count, 0)
+        return self._actor.progress(self.plan.task_id) or TaskProgress(0, 0, 0, 0)
+
+    # --- what the actor tells -----------------------------------------------------------------------------------
+
+    def find_target(self, name: str) -> FunctionTarget | None:
+        return self._view.get(name)
+
+    def on_rejected(self, failure: CallFailure) -> None:
+        self.fail(CallError(failure), None)
+
+    def fail(self, error: Exception, cause: BaseException | None) -> None:
+        """There will be no convergence: everybody who waits for this task gets `error`."""
+        error.__cause__ = cause
+        self._failure = error
+        self._close()
+
+    def on_batch_committed(self, accepted: bool) -> None:
+        if not accepted:
+            self._window.give_back()
+
+    def on_batch_settled(self, command: c.BatchSettled) -> None:
+        self._measure(len(command.results))
+        if self._reorder.settle(command.batch_index, command.results, command.output_bytes):
+            self._window.give_back()
+            self.produce()
+        self._wake.set()
+
+    def on_stop_production(self, reason: StopReason) -> None:
+        self._end_production()
+
+    def on_converged(self, command: c.ConvergeTaskCalls) -> None:
+        self.converged = command
+        self._close()
+
+    def _close(self) -> None:
+        self._ended = True
+        if self._feed is not None:
+            self._feed.close()
+        self._wake.set()
+        self._on_end(self)
+
+    # --- results ------------------------------------------------------------------------------------------------
+
+    async def batches(self) -> AsyncGenerator[Sequence[CallResult], None]:
+        """Settled batches for one consumer. Asking for the next one says that the last was taken.
+
+        Ends with the task. Raises CallError when the task was not admitted, and what its source raised. Leaving
+        early stops the task and waits for its end.
+        """
+        try:
+            while True:
+                ready = self._reorder.pop_ready()
+                if ready is None:
+                    if self._failure is not None:
+                        raise self._failure
+                    if self.converged is not None:
+                        break
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                index, results, credit_out = ready
+                yield results
+                self._taken(index, credit_out)
+            if self.source_error is not None:
+                raise self.source_error
+        finally:
+            if self.converged is None and self._failure is None:
+                self.stop(StopReason.CANCELLED)
+                await self._discard_rest()
+
+    def _taken(self, index: int, credit_out: bool) -> None:
+        self._actor.post(e.BatchTaken(self.plan.task_id, index))
+        if credit_out:
+            self._window.give_back()
+            self.produce()
+
+    async def _discard_rest(self) -> None:
+        while self.converged is None and self._failure is None:
+            while (ready := self._reorder.pop_ready()) is not None:
+                self._taken(ready[0], ready[2])
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def wait_converged(self) -> c.ConvergeTaskCalls:
+        """For a task that is not streaming: all results at once. Raises CallError when it was not admitted."""
+        while self.converged is None:
+            if self._failure is not None:
+                raise self._failure
+            self._wake.clear()
+            await self._wake.wait()
+        return self.converged

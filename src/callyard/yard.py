@@ -1,0 +1,159 @@
+"""`Yard`: registry and worker with one close; and `run` for scripts that have no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from callyard.errors import UsageError
+from callyard.functions.registry import Registry
+from callyard.worker.builders import IterableSource, open_source
+from callyard.worker.outputs import MemoryOutput, OutputSink, open_output
+from callyard.worker.results import Result, RunSummary
+from callyard.worker.worker import Worker
+
+try:
+    import uvloop
+except ImportError:  # no wheel for this system
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
+
+T = TypeVar("T")
+
+
+class Yard:
+    """Functions of a file, ready to be called. Use it as an async context manager.
+
+    The file is imported by executors only, never here. `executors` is the number of processes; the other settings are
+    those of `callyard.worker.config.WorkerConfig`.
+    """
+
+    def __init__(self, registry: Registry | str | Path, *, executors: int | None = None, **settings: Any) -> None:
+        self.worker = Worker(registry, executors=executors, **settings)
+
+    @property
+    def registry(self) -> Registry:
+        return self.worker.registry
+
+    async def __aenter__(self) -> Yard:
+        await self.worker.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.worker.close(drain=error is None)
+
+    async def call(self, function: str, args: Mapping[str, Any] | Sequence[Any] | None = None, **options: Any) -> Any:
+        """Run one call and return its value; see `Worker.call`. Raises CallError when it fails."""
+        return await self.worker.call(function, args, **options)
+
+    def map(self, function: str, rows: Iterable[Any], **options: Any) -> AsyncGenerator[Result, None]:
+        """Run one call per row, streaming and in order; see `Worker.map`."""
+        return self.worker.map(function, rows, **options)
+
+
+@overload
+def run(
+    target: str | Path,
+    rows: str | Path | Iterable[Any],
+    output: None = None,
+    *,
+    executors: int | None = None,
+    max_attempts: int | None = None,
+    budget_ms: int | None = None,
+    **settings: Any,
+) -> list[Result]: ...
+
+
+@overload
+def run(
+    target: str | Path,
+    rows: str | Path | Iterable[Any],
+    output: str | Path | OutputSink,
+    *,
+    executors: int | None = None,
+    max_attempts: int | None = None,
+    budget_ms: int | None = None,
+    **settings: Any,
+) -> RunSummary: ...
+
+
+def run(
+    target: str | Path,
+    rows: str | Path | Iterable[Any],
+    output: str | Path | OutputSink | None = None,
+    *,
+    executors: int | None = None,
+    max_attempts: int | None = None,
+    budget_ms: int | None = None,
+    **settings: Any,
+) -> list[Result] | RunSummary:
+    """Run a call list to its end, from plain synchronous code.
+
+        results = callyard.run("functions.py:assess", [{"origin": "JFK"}, …])
+        summary = callyard.run("functions.py:assess", "flights.jsonl", "out.jsonl")
+
+    `target` is `file.py:function`. `rows` is an iterable of rows, or the path of a JSONL or CSV file. Without an
+    `output` the results come back as a list, in order; with one, a summary does. Guard the call with
+    `if __name__ == "__main__"` when the script is its own target. Raises UsageError for a bad target, file or setting.
+    """
+    path, function = split_target(target)
+    source = open_source(rows) if isinstance(rows, str | Path) else IterableSource(rows)
+    memory = MemoryOutput() if output is None else None
+    sink: OutputSink = memory or (open_output(output) if isinstance(output, str | Path) else output)  # type: ignore[assignment]
+
+    async def work() -> RunSummary:
+        async with Worker(path, executors=executors, **settings) as worker:
+            name = function or only_function(worker)
+            return await worker.run(name, source, sink, max_attempts=max_attempts, budget_ms=budget_ms)
+
+    summary = run_sync(work())
+    return summary if memory is None else [Result(result) for result in memory.results]
+
+
+def split_target(target: str | Path) -> tuple[Path, str | None]:
+    """`file.py:function` into its parts; no function: None. Raises UsageError for anything else."""
+    text = str(target)
+    path, colon, function = text.rpartition(":")
+    if not colon or (len(path) == 1 and path.isalpha()):  # no colon, or a drive letter's
+        return Path(text), None
+    if not function.isidentifier():
+        raise UsageError(f"expected FILE.py or FILE.py:FUNCTION, got {text!r}")
+    return Path(path), function
+
+
+def only_function(worker: Worker) -> str | None:
+    """The bundle's function when it has just one; None: rows name theirs."""
+    functions = worker.functions()
+    return functions[0].name if len(functions) == 1 else None
+
+
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end on a loop of its own; beside a running loop, on a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(work)
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def in_thread() -> None:
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                results.append(runner.run(work))
+        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=in_thread, name="callyard-run")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
