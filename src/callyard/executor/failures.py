@@ -201,6 +201,9 @@ class _ShortRepr(reprlib.Repr):
             {key: _MASKED if isinstance(key, str) and is_secret(key) else value for key, value in x.items()}, level
         )
 
+    def repr_instance(self, x: object, level: int) -> str:
+        return repr(x)
+
 
 def _repr_of(value: object) -> str:
     try:

@@ -51,6 +51,10 @@ class Guards:
         self._guard_signals()
         self._guard_locale()
 
+    def keep_open(self, fds: set[int]) -> None:
+        """User code may not close these either."""
+        self._kept_fds |= fds
+
     def put_back(self) -> list[str]:
         """Undo what was changed, and tell it. The hub only."""
         notes, self._notes = self._notes, []
@@ -208,10 +212,10 @@ class Guards:
 
         def closerange(fd_low: int, fd_high: int, /) -> None:
             low = fd_low
-            for fd in sorted(fd for fd in kept if fd_low <= fd < fd_high):
-                real_range(low, fd)
+            for fd in [*sorted(fd for fd in kept if fd_low <= fd < fd_high), fd_high]:
+                if low < fd:  # an empty range that starts at 0 would close everything
+                    real_range(low, fd)
                 low = fd + 1
-            real_range(low, fd_high)
 
         def dup2(fd: int, fd2: int, inheritable: bool = True) -> int:
             # Onto a standard descriptor is how C output is caught, and leaves one open.

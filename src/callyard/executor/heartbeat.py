@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from callyard.executor.hub import Hub
 
+_close: Final = os.close
+"""The real one: `guards` is for user code."""
 LOOK_NS: Final = 20_000_000
 IDLE_LOOKS_MAX: Final = 5
 """Looks at an idle hub before the thread parks."""
@@ -105,7 +107,7 @@ class Watch:
         try:
             return int(os.read(fd, 128).split()[1]) * self._page_bytes
         finally:
-            os.close(fd)
+            _close(fd)
 
     # --- the thread -----------------------------------------------------------------------------------------------
 

@@ -365,7 +365,9 @@ class Hub:
         if code.has_async and self.loop is None:
             from callyard.executor.tasks import Loop
 
+            before = open_descriptors()
             self.loop = Loop(self, self._link.fd, self._max_inflight)
+            self._guards.keep_open(open_descriptors() - before)
         return code
 
     def _describe(self, message: Describe) -> None:
@@ -621,7 +623,7 @@ class Hub:
         used_ns = self.used_ns(call, self.active_ns)
         if call.stop is None and call.budget_ns and used_ns > call.budget_ns:
             call.stop = budget.BUDGET
-        if call.threads is not None:
+        if call.threads is not None or call.jobs is not None:
             self._tell_threads(call)
         if call.stop is not None:
             self._fail(call, self._stopped_fault(call, call.stop, used_ns))
@@ -791,6 +793,18 @@ def read_place(message: ResumeCall) -> CodePlace:
         return msgspec.json.decode(message.payload.result, type=CodePlace)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"ResumeCall of function_code: expected path and module: {error}") from error
+
+
+def open_descriptors() -> set[int]:
+    """Every descriptor of this process."""
+    found = set()
+    for name in os.listdir("/dev/fd"):
+        try:
+            os.fstat(int(name))
+        except OSError:  # the one that the listing itself had open
+            continue
+        found.add(int(name))
+    return found
 
 
 def stop_details(stop: Stop) -> dict[str, Any]:

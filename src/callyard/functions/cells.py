@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 _CELLS: Final = msgspec.json.Decoder(dict[str, Any])
-_ANY: Final = msgspec.json.Decoder()
+_SYNTAX: Final = msgspec.json.Decoder(msgspec.Raw)
 _NUMBER_STARTS: Final = "-0123456789"
 
 
@@ -118,10 +118,9 @@ def may_hold_non_finite(raw: bytes) -> bool:
 
 def _json_or_text(cell: str) -> Any:
     try:
-        _ANY.decode(cell)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return _SYNTAX.decode(cell)
+    except (msgspec.DecodeError, RecursionError):
         return cell
-    return msgspec.Raw(cell.encode())
 
 
 def _json_type(value: Any) -> str:

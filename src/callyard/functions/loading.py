@@ -257,7 +257,7 @@ def _format_stack(path: Path, error: BaseException) -> str:
         if frame.line:
             lines.append(f"    {frame.line}")
     lines.append(_message(error))
-    return "\n".join(lines)[-STACK_CHARS_MAX:]
+    return "\n".join(lines).replace(f"{path}/", "")[-STACK_CHARS_MAX:]
 
 
 def _message(error: BaseException) -> str:

@@ -259,10 +259,10 @@ class CsvSource(_ByteSource):
     def rows(self) -> Iterator[Row]:
         encode = msgspec.json.Encoder().encode
         lines = _CsvLines(self._lines())
-        reader = csv.reader(lines, delimiter=self._delimiter or lines.guess_delimiter(), strict=True)
         header: list[str] | None = None
         index = 0
         try:
+            reader = csv.reader(lines, delimiter=self._delimiter or lines.guess_delimiter(), strict=True)
             while True:
                 lines.begin_row()
                 try:

@@ -96,7 +96,7 @@ class TaskRun:
             asyncio.get_running_loop().call_soon(self.produce)
         except Exception as error:  # noqa: BLE001  # the source's own: raised where the results are taken
             self.source_error = error
-            self.stop(StopReason.CANCELLED, cancel_running=False)
+            self._end_production()
         finally:
             self._building = False
 

@@ -16,6 +16,7 @@ import itertools
 import resource
 import sys
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -264,9 +265,10 @@ class Worker:
         timer = self._arm_deadline(run, deadline_ms)
         try:
             self._start_run(run, source)
-            async for batch in run.batches():
-                for result in batch:
-                    yield Result(result)
+            async with aclosing(run.batches()) as batches:
+                async for batch in batches:
+                    for result in batch:
+                        yield Result(result)
             self._check_alive()
         finally:
             run.stop(StopReason.CANCELLED)
@@ -457,15 +459,11 @@ class Run:
         """Run to the end. The sink is closed on every way out; a failure of the sink stops the run and is raised."""
         timer = self._worker._arm_deadline(self._task, self._deadline_ms)
         self._started_at_ms = self._clock.now_ms()
-        batches = self._task.batches()
         try:
             self._worker._start_run(self._task, self._source)
-            async for batch in batches:
-                self._count(batch)
-                self._sink.write(batch)
-                if self._failures_max is not None and self._failed > self._failures_max:
-                    reason = StopReason.FAIL_FAST if self._failures_max == 0 else StopReason.MAX_FAILURES
-                    self._task.stop(reason)
+            async with aclosing(self._task.batches()) as batches:
+                async for batch in batches:
+                    self._take(batch)
             self._worker._check_alive()
             self._sink.close()
         except BaseException:
@@ -473,10 +471,15 @@ class Run:
             self._sink.abort()
             raise
         finally:
-            await batches.aclose()
             if timer is not None:
                 timer.cancel()
         return self._summary()
+
+    def _take(self, batch: Sequence[CallResult]) -> None:
+        self._count(batch)
+        self._sink.write(batch)
+        if self._failures_max is not None and self._failed > self._failures_max:
+            self._task.stop(StopReason.FAIL_FAST if self._failures_max == 0 else StopReason.MAX_FAILURES)
 
     def _count(self, batch: Sequence[CallResult]) -> None:
         self._calls += len(batch)
