@@ -55,6 +55,7 @@ build/demo/.data-installed: requirements-demo.lock $(VENV)/.lock-installed
 
 bench: setup
 	$(BIN)/python -m bench.limits $(ARGS)
+	$(BIN)/python -m bench.calls $(ARGS)
 
 requirements: setup
 	@$(BIN)/python tools/requirements.py $(ARGS)

@@ -79,11 +79,19 @@ class BatchPrepared(msgspec.Struct, frozen=True):
     prepared: PreparedBatch
 
 
-Post = SchedulerEvent | TaskOpened | BatchPrepared
+class CallSubmitted(msgspec.Struct, frozen=True):
+    """A task of one call: opened, committed and closed in one step."""
+
+    plan: TaskPlan
+    listener: TaskListener
+    prepared: PreparedBatch
+
+
+Post = SchedulerEvent | TaskOpened | BatchPrepared | CallSubmitted
 
 
 class Actor:
-    """Owns the scheduler. `post` is its only entrance."""
+    """Owns the scheduler. `post` is its only entrance; with `debug` a guard raises for anybody else's."""
 
     def __init__(
         self,
@@ -95,11 +103,12 @@ class Actor:
         on_cancel_sent: Callable[[ExecutorLink], None],
         on_failed: Callable[[BaseException], None],
         rng: Random | None = None,
+        debug: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._in_turn = False
-        self._scheduler = Scheduler(config, rng or Random(), guard=self._check_writer)
+        self._scheduler = Scheduler(config, rng or Random(), guard=self._check_writer if debug else None)
         self._clock = clock
         self._inbox: deque[Post] = deque()
         self._inbox_events_max = inbox_events_max
@@ -225,12 +234,11 @@ class Actor:
             if listener is not None:
                 listener.on_batch_committed(accepted)
         elif isinstance(post, TaskOpened):
-            failure = self._scheduler.commit_task(post.plan)
-            if failure is not None:
-                post.listener.on_rejected(failure)
-                return
-            self._listeners[post.plan.task_id] = post.listener
-            self._tenants[post.plan.task_id] = post.plan.tenant
+            self._open(post.plan, post.listener)
+        elif isinstance(post, CallSubmitted):
+            if self._open(post.plan, post.listener):
+                self._scheduler.commit_batch(post.prepared)
+                self._scheduler.handle(e.ProductionEnded(post.plan.task_id), now_ms)
         else:
             try:
                 self._execute(self._scheduler.handle(post, now_ms), now_ms)
@@ -238,6 +246,15 @@ class Actor:
                 if not isinstance(post, e.CallSuspended):
                     raise
                 self._on_protocol_error(post.executor_id, str(error))
+
+    def _open(self, plan: TaskPlan, listener: TaskListener) -> bool:
+        failure = self._scheduler.commit_task(plan)
+        if failure is not None:
+            listener.on_rejected(failure)
+            return False
+        self._listeners[plan.task_id] = listener
+        self._tenants[plan.task_id] = plan.tenant
+        return True
 
     def _execute(self, commands: list[SchedulerCommand], now_ms: int) -> None:
         for command in commands:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 import sys
@@ -124,10 +125,10 @@ class JsonlOutput:
         self._buffer_bytes = 0
         try:
             if self._owned is None:
-                self._stream.write(data)
+                _write_all(self._stream.write, data)
                 self._stream.flush()
             else:
-                _write_all(self._owned, data)
+                _write_all(functools.partial(os.write, self._owned), data)
         except BrokenPipeError as error:
             self._disown_standard_output()
             raise OutputClosed(f"the reader of {self.name} went away") from error
@@ -347,7 +348,11 @@ def _is_same(info: os.stat_result, source: str | os.PathLike[str]) -> bool:
     return stat.S_ISREG(info.st_mode) and os.path.samestat(info, other)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def _write_all(write: Callable[[memoryview], int | None], data: bytes) -> None:
+    """A file or an unbuffered stream may take only part of what it is given."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        taken = write(view)
+        if taken is None:  # a stream that does not block, and is full
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        view = view[taken:]

@@ -18,7 +18,7 @@ from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, 
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.core import TaskProgress
-from callyard.worker.actor import Actor, BatchPrepared, TaskOpened
+from callyard.worker.actor import Actor, BatchPrepared, CallSubmitted, TaskOpened
 from callyard.worker.builders import Row
 from callyard.worker.config import WorkerConfig
 from callyard.worker.feeds import RowFeed
@@ -29,7 +29,9 @@ BATCHES_PER_SLICE: Final = 16
 
 
 class TaskRun:
-    """One task from its first row to its convergence. Satisfies `TaskListener`."""
+    """One call list from its first row to its convergence. Satisfies `TaskListener`."""
+
+    takes_rows = True
 
     def __init__(
         self,
@@ -40,12 +42,10 @@ class TaskRun:
         view: Mapping[str, FunctionTarget],
         *,
         function: str | None,
-        takes_rows: bool,
         ordered: bool = True,
-        on_end: Callable[[TaskRun], None],
+        on_end: Callable[[TaskRun | SingleCall], None],
     ) -> None:
         self.plan = plan
-        self.takes_rows = takes_rows
         self.converged: c.ConvergeTaskCalls | None = None
         self.source_error: BaseException | None = None
         """What the source raised; re-raised by `batches` once the results before it were handed out."""
@@ -241,11 +241,62 @@ class TaskRun:
             self._wake.clear()
             await self._wake.wait()
 
-    async def wait_converged(self) -> c.ConvergeTaskCalls:
-        """For a task that is not streaming: all results at once. Raises CallError when it was not admitted."""
-        while self.converged is None:
-            if self._failure is not None:
-                raise self._failure
-            self._wake.clear()
-            await self._wake.wait()
-        return self.converged
+
+class SingleCall:
+    """A task of one root call, for `Worker.call`: no window, no order, one future. Satisfies `TaskListener`."""
+
+    takes_rows = False
+
+    def __init__(
+        self,
+        actor: Actor,
+        plan: TaskPlan,
+        view: Mapping[str, FunctionTarget],
+        call: NewCall,
+        on_end: Callable[[TaskRun | SingleCall], None],
+    ) -> None:
+        self.plan = plan
+        self._actor = actor
+        self._view = view
+        self._on_end = on_end
+        self._done: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+        actor.post(CallSubmitted(plan, self, prepare_batch(plan, 0, 0, (call,))))
+
+    async def wait(self) -> CallResult:
+        """The call's end. Cancelling the wait stops the call. Raises CallError when the call was not admitted."""
+        try:
+            return await asyncio.shield(self._done)
+        except asyncio.CancelledError:
+            self.stop(StopReason.CANCELLED)
+            raise
+
+    def stop(self, reason: StopReason, *, message: str = "") -> None:
+        if not self._done.done():
+            self._actor.post(e.TaskStopped(self.plan.task_id, reason, True, message))
+
+    def fail(self, error: Exception, cause: BaseException | None) -> None:
+        error.__cause__ = cause
+        if not self._done.done():
+            self._done.set_exception(error)
+            self._done.exception()  # a caller that was cancelled will not look at it
+        self._on_end(self)
+
+    def find_target(self, name: str) -> FunctionTarget | None:
+        return self._view.get(name)
+
+    def on_rejected(self, failure: CallFailure) -> None:
+        self.fail(CallError(failure), None)
+
+    def on_batch_committed(self, accepted: bool) -> None:
+        """A single call is committed with its task; nobody waits for this."""
+
+    def on_batch_settled(self, command: c.BatchSettled) -> None:
+        raise AssertionError("a task that is not streaming settles no batch by itself")
+
+    def on_stop_production(self, reason: StopReason) -> None:
+        """Its production ended when it began."""
+
+    def on_converged(self, command: c.ConvergeTaskCalls) -> None:
+        if not self._done.done():
+            self._done.set_result(command.results[0])
+        self._on_end(self)

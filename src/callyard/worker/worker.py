@@ -26,10 +26,11 @@ import msgspec
 
 from callyard.clock import SYSTEM_CLOCK, Clock
 from callyard.errors import CallyardError, ErrorKind, UsageError
+from callyard.functions.encoding import ResultMisfit, encode_canonical
 from callyard.functions.loading import refuse_while_importing
 from callyard.functions.registry import FunctionSpec, Registry
 from callyard.ids import Digest, ExecutorId, FunctionId, TaskId, Tenant
-from callyard.scheduler import CallResult, FunctionTarget, StopReason, TaskPlan
+from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan
 from callyard.scheduler.core import SchedulerStatistics
 from callyard.worker.actor import Actor
 from callyard.worker.builders import CallSource, IterableSource
@@ -41,7 +42,7 @@ from callyard.worker.pool import Pool, SlotView
 from callyard.worker.results import FailureGroup, Result, RunProgress, RunSummary
 from callyard.worker.run_folder import RunFolder
 from callyard.worker.spawner import OutputCallback, ProcessSpawner, Spawner
-from callyard.worker.task_run import TaskRun
+from callyard.worker.task_run import SingleCall, TaskRun
 
 _TASK_NUMBERS: Final = itertools.count(1)
 
@@ -85,7 +86,7 @@ class Worker:
         self._pool: Pool | None = None
         self._bundles: dict[Digest, tuple[Path, str]] = {}
         self._view: Mapping[str, FunctionTarget] = {}
-        self._runs: set[TaskRun] = set()
+        self._runs: set[TaskRun | SingleCall] = set()
         self._idle = asyncio.Event()
         self._closing = False
         self._failure: BaseException | None = None
@@ -115,6 +116,7 @@ class Worker:
                 on_cancel_sent=self._on_cancel_sent,
                 on_failed=self._on_actor_failed,
                 rng=self._rng,
+                debug=asyncio.get_running_loop().get_debug(),
             )
             self._pool = Pool(
                 self.config,
@@ -207,31 +209,16 @@ class Worker:
         With `strings` the values are text, parsed by each parameter's type.
         """
         self._spec(function)
-        if isinstance(args, str | bytes):
-            raise UsageError(f"args must be a mapping or a sequence of arguments, got {type(args).__name__}")
-        source = IterableSource([[] if args is None else args], strings=strings)
-        run = self._open_run(
-            function,
-            takes_rows=False,
-            streaming=False,
-            uses_slot=False,
-            ordered=True,
-            max_attempts=max_attempts,
-            budget_ms=budget_ms,
-            tenant=tenant,
-        )
-        timer = self._arm_deadline(run, deadline_ms)
+        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=False)
+        call = NewCall(0, view[function], _encode_args(args), strings)
+        single = SingleCall(self._running(), plan, view, call, self._on_run_end)
+        self._runs.add(single)
+        timer = self._arm_deadline(single, deadline_ms)
         try:
-            run.start(lambda _: InlineFeed(iter(source.rows())))
-            converged = await run.wait_converged()
-        except asyncio.CancelledError:
-            run.stop(StopReason.CANCELLED)
-            raise
+            return Result(await single.wait())
         finally:
             if timer is not None:
                 timer.cancel()
-        self._check_alive()
-        return Result(converged.results[0])
 
     async def map(
         self,
@@ -252,16 +239,7 @@ class Worker:
         """
         self._spec(function)
         source = IterableSource(rows)
-        run = self._open_run(
-            function,
-            takes_rows=True,
-            streaming=True,
-            uses_slot=True,
-            ordered=ordered,
-            max_attempts=max_attempts,
-            budget_ms=budget_ms,
-            tenant=tenant,
-        )
+        run = self._open_run(function, ordered, max_attempts, budget_ms, tenant)
         timer = self._arm_deadline(run, deadline_ms)
         try:
             self._start_run(run, source)
@@ -294,16 +272,7 @@ class Worker:
         """
         if function is not None:
             self._spec(function)
-        task = self._open_run(
-            function,
-            takes_rows=True,
-            streaming=True,
-            uses_slot=True,
-            ordered=True,
-            max_attempts=max_attempts,
-            budget_ms=budget_ms,
-            tenant=tenant,
-        )
+        task = self._open_run(function, True, max_attempts, budget_ms, tenant)
         return Run(self, task, source, sink, deadline_ms, 0 if fail_fast else max_failures)
 
     async def run(self, function: str | None, source: CallSource, sink: OutputSink, **options: Any) -> RunSummary:
@@ -340,18 +309,26 @@ class Worker:
         return self.registry.get(function)
 
     def _open_run(
-        self,
-        function: str | None,
-        *,
-        takes_rows: bool,
-        streaming: bool,
-        uses_slot: bool,
-        ordered: bool,
-        max_attempts: int | None,
-        budget_ms: int | None,
-        tenant: str,
+        self, function: str | None, ordered: bool, max_attempts: int | None, budget_ms: int | None, tenant: str
     ) -> TaskRun:
-        actor = self._running()
+        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=True)
+        run = TaskRun(
+            self._running(),
+            self._clock,
+            self.config,
+            plan,
+            view,
+            function=function,
+            ordered=ordered,
+            on_end=self._on_run_end,
+        )
+        self._runs.add(run)
+        return run
+
+    def _plan(
+        self, max_attempts: int | None, budget_ms: int | None, tenant: str, *, streaming: bool
+    ) -> tuple[TaskPlan, Mapping[str, FunctionTarget]]:
+        """A task's plan and its pinned view. Call lists take a task slot, single calls do not (D39)."""
         if self._closing:
             raise UsageError("the worker is closing and takes no new calls")
         plan = TaskPlan(
@@ -360,36 +337,24 @@ class Worker:
             max_attempts=self.config.default_max_attempts if max_attempts is None else max_attempts,
             default_budget_ms=0,
             streaming=streaming,
-            uses_slot=uses_slot,
+            uses_slot=streaming,
         )
         view = self._view
         if budget_ms is not None:
             view = {name: msgspec.structs.replace(target, budget_ms=budget_ms) for name, target in view.items()}
-        run = TaskRun(
-            actor,
-            self._clock,
-            self.config,
-            plan,
-            view,
-            function=function,
-            takes_rows=takes_rows,
-            ordered=ordered,
-            on_end=self._on_run_end,
-        )
-        self._runs.add(run)
-        return run
+        return plan, view
 
     def _start_run(self, run: TaskRun, source: CallSource) -> None:
         rows = iter(source.rows())
         run.start(lambda wake: ThreadFeed(rows, wake) if source.may_block else InlineFeed(rows))
 
-    def _arm_deadline(self, run: TaskRun, deadline_ms: int | None) -> asyncio.TimerHandle | None:
+    def _arm_deadline(self, run: TaskRun | SingleCall, deadline_ms: int | None) -> asyncio.TimerHandle | None:
         if deadline_ms is None:
             return None
         loop = asyncio.get_running_loop()
         return loop.call_later(deadline_ms / 1_000, run.stop, StopReason.DEADLINE)
 
-    def _on_run_end(self, run: TaskRun) -> None:
+    def _on_run_end(self, run: TaskRun | SingleCall) -> None:
         self._runs.discard(run)
         self._idle.set()
 
@@ -505,6 +470,18 @@ class Run:
             stop_reason=None if converged is None else converged.stop_reason,
             peak_memory_bytes=peak_memory_bytes(),
         )
+
+
+def _encode_args(args: Mapping[str, Any] | Sequence[Any] | None) -> bytes:
+    """Arguments as canonical JSON. Raises UsageError for what is neither a mapping nor a sequence, or has no JSON."""
+    if args is None:
+        return b"[]"
+    if isinstance(args, str | bytes) or not isinstance(args, Mapping | Sequence):
+        raise UsageError(f"args must be a mapping or a sequence of arguments, got {type(args).__name__}")
+    try:
+        return encode_canonical(args)
+    except ResultMisfit as error:
+        raise UsageError(f"args have no JSON: {error.message}") from error
 
 
 def peak_memory_bytes() -> int:

@@ -1,0 +1,18 @@
+"""What the benchmarks call; imported by executors only."""
+
+from callyard import function
+
+
+@function(pure=True)
+def no_op(value: int) -> int:
+    return value
+
+
+@function
+def no_op_unpromised(value: int) -> int:
+    return value
+
+
+@function(pure=True)
+async def no_op_async(value: int) -> int:
+    return value
