@@ -165,6 +165,11 @@ class WorkerConfig:
         return replace(self, **settings)
 
 
+def setting_range(name: str) -> tuple[int, int] | None:
+    """Least and largest value of a setting; None: it is no number."""
+    return _RANGES.get(name)
+
+
 def _parse(variable: str, text: str, kind: str) -> Any:
     if kind == "bool":
         if text.lower() not in ("0", "1", "true", "false"):

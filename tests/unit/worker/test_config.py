@@ -1,0 +1,88 @@
+"""Settings: defaults, variables, refused values."""
+
+from __future__ import annotations
+
+import pytest
+
+from callyard.errors import UsageError
+from callyard.worker.config import WorkerConfig, count_available_cpus
+
+TABLE = [
+    ("executor_count", "EXECUTOR_COUNT", 0, -1),
+    ("executor_max_inflight", "EXECUTOR_MAX_INFLIGHT", 128, 0),
+    ("executor_max_runnable", "EXECUTOR_MAX_RUNNABLE", 128, 0),
+    ("executor_selection_sample_size", "EXECUTOR_SELECTION_SAMPLE_SIZE", 0, -1),
+    ("executor_memory_high_watermark", "EXECUTOR_MEMORY_HIGH_WATERMARK", 0, -1),
+    ("task_max_inflight_calls", "TASK_MAX_INFLIGHT_CALLS", 1_024, 0),
+    ("call_deadline_ms", "CALL_DEADLINE_MS", 5_000, -1),
+    ("heartbeat_timeout_ms", "HEARTBEAT_TIMEOUT_MS", 10_000, 0),
+    ("max_subcall_depth", "MAX_SUBCALL_DEPTH", 8, 0),
+    ("base_backoff_ms", "BASE_BACKOFF_MS", 10, 0),
+    ("default_max_attempts", "CALL_RETRY_MAX_ATTEMPTS", 3, 0),
+    ("instance_fairness_quantum", "DISPATCH_INSTANCE_FAIRNESS_QUANTUM", 0, -1),
+    ("max_collected_output_bytes", "MAX_COLLECTED_OUTPUT_BYTES", 0, -1),
+    ("executor_task_slots", "EXECUTOR_TASK_SLOTS", 32, 0),
+    ("max_outstanding_batches", "STREAM_BUILD_MAX_OUTSTANDING_BATCHES", 256, 0),
+    ("batch_rows", "STREAM_BUILD_BATCH_MAX_ROWS", 64, 0),
+    ("batch_args_bytes", "STREAM_BUILD_BATCH_MAX_ARGS_BYTES", 1 << 20, 0),
+    ("restart_delay_ms", "EXECUTOR_RESTART_DELAY_MS", 1_000, -1),
+    ("max_restarts", "EXECUTOR_MAX_RESTARTS", 10, -1),
+    ("restart_window_ms", "EXECUTOR_RESTART_WINDOW", 60_000, 0),
+    ("backoff_ms", "EXECUTOR_BACKOFF_MS", 30_000, -1),
+]
+
+
+@pytest.mark.requirement("X73")
+@pytest.mark.parametrize(("name", "variable", "default", "refused"), TABLE)
+def test_default_variable_and_refused_value(name: str, variable: str, default: int, refused: int) -> None:
+    given = default + 1
+    assert getattr(WorkerConfig(), name) == default
+    assert getattr(WorkerConfig.from_environment({f"CALLYARD_{variable}": str(given)}), name) == given
+    with pytest.raises(UsageError, match=name):
+        WorkerConfig(**{name: refused})
+    with pytest.raises(UsageError, match=rf"CALLYARD_{variable} must be a whole number, got 'many'"):
+        WorkerConfig.from_environment({f"CALLYARD_{variable}": "many"})
+
+
+@pytest.mark.requirement("X73")
+def test_booleans_modes_and_overrides() -> None:
+    environ = {
+        "CALLYARD_DISPATCH_INSTANCE_FAIRNESS": "true",
+        "CALLYARD_STREAM_BUILD_ENABLED": "1",
+        "CALLYARD_EXECUTOR_SPAWN_MODE": "process",
+        "CALLYARD_EXECUTOR_COUNT": "3",
+        "CALLYARD_SOMETHING_ELSE": "x",
+    }
+    config = WorkerConfig.from_environment(environ, executor_count=5)
+    assert config.instance_fairness is True
+    assert config.stream_build_enabled is True
+    assert config.executors == 5, "an option goes before the environment"
+    for variable, value in (("DISPATCH_INSTANCE_FAIRNESS", "maybe"), ("EXECUTOR_SPAWN_MODE", "magic")):
+        with pytest.raises(UsageError, match=variable):
+            WorkerConfig.from_environment({f"CALLYARD_{variable}": value})
+
+
+@pytest.mark.requirement("X73")
+@pytest.mark.requirement("X38")
+@pytest.mark.parametrize(
+    ("call_deadline_ms", "explicit", "stall", "silence"),
+    [
+        (5_000, None, 10_000, 15_000),
+        (5_000, 6_000, 10_000, 15_000),
+        (5_000, 6_001, 6_001, 11_001),
+        (0, None, 5_000, 10_000),
+    ],
+)
+def test_stall_and_silence_are_derived(call_deadline_ms: int, explicit: int | None, stall: int, silence: int) -> None:
+    config = WorkerConfig(call_deadline_ms=call_deadline_ms, scheduler_stall_timeout_ms=explicit)
+    assert config.stall_timeout_ms == stall
+    assert config.silence_timeout_ms == silence
+
+
+def test_an_unknown_setting_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"no setting 'executers'; .*executor_count"):
+        WorkerConfig().with_settings(executers=2)
+
+
+def test_executors_default_to_the_cpus() -> None:
+    assert WorkerConfig().executors == count_available_cpus() >= 1
