@@ -1,4 +1,4 @@
-"""A fake executor process: the worker's real shell talks to it over a real socket, and the test decides what it does."""
+"""A fake executor process: the worker's shell talks to it over a real socket, and the test decides what it does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -104,6 +105,8 @@ class FakeProcess:
             return
         self.returncode = returncode
         self.stop_reading()
+        with suppress(OSError):  # the test may have closed it
+            self.sock.shutdown(socket.SHUT_WR)  # wakes a thread that sends
         self.sock.close()
         os.close(self._mark_fd)
         self._loop.call_soon(self._report_exit)
