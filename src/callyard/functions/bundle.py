@@ -52,10 +52,11 @@ class Bundle:
 
         Raises `UsageError` for what is no usable target, saying what was expected and what to do.
         """
-        path = _check_target(Path(target))
+        given = Path(target)
+        path = _check_target(given)
         root, module = _locate(path)
         collector = _Collector(root)
-        collector.add_target(path, module)
+        collector.add_target(path, module, given)
         for pattern in include:
             collector.add_glob(pattern)
         return cls(module, collector.files, collector.outside, name=path.name)
@@ -122,11 +123,12 @@ class _Collector:
         self._waiting: list[tuple[str, str]] = []
         """Python files to walk: relative path and module name."""
 
-    def add_target(self, path: Path, module: str) -> None:
+    def add_target(self, path: Path, module: str, given: Path) -> None:
+        """`given`: the path as the user wrote it, for messages."""
         content = self._read(path)
         if not content.strip():
-            raise UsageError(f"{path} is empty: expected a Python file with at least one function")
-        _check_source(path, content)
+            raise UsageError(f"{given} is empty: expected a Python file with at least one function")
+        _check_source(given, content)
         self._add(path, content, module)
         self._add_parents(module)
         self._walk()

@@ -19,7 +19,7 @@ import msgspec
 
 from callyard.clock import Clock
 from callyard.errors import CallFailure, ErrorKind, InvalidTransition, ProtocolError
-from callyard.ids import CallId, CallNumber, ExecutorId, TaskId, Tenant
+from callyard.ids import CallId, CallNumber, ExecutorId, FunctionId, TaskId, Tenant
 from callyard.scheduler import Scheduler, SchedulerConfig, StopReason, TaskPlan
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
@@ -168,6 +168,11 @@ class Actor:
 
     def progress(self, task_id: TaskId) -> TaskProgress | None:
         return self._scheduler.progress(task_id)
+
+    def find_call(self, call_id: CallId) -> tuple[int, FunctionId] | None:
+        """A call's place in its list and its function; None: it is gone."""
+        call = self._scheduler.find_call(call_id)
+        return None if call is None else (call.index, call.target.function_id)
 
     def check_invariants(self) -> None:
         self._scheduler.check_invariants()

@@ -102,6 +102,8 @@ class _ByteSource:
         self.bytes_total: int | None = None
         self.path: Path | None = None
         """The file, when it is one; an output must not be the same."""
+        self.line_number = 0
+        """The line, from 1, at which the last row began; 0: none yet."""
         if stream is not None or self.name == "-":
             self._stream = stream if stream is not None else _standard_input()
             self.may_block = True
@@ -173,7 +175,8 @@ class JsonlSource(_ByteSource):
 
     def __init__(self, path: str | os.PathLike[str], *, named: bool = False, stream: IO[bytes] | None = None) -> None:
         super().__init__(path, stream)
-        self._named = named
+        self.named = named
+        """Each line names its function. May be set until `rows` is called."""
 
     def rows(self) -> Iterator[Row]:
         index = 0
@@ -183,7 +186,8 @@ class JsonlSource(_ByteSource):
                 content = line.content
                 if not content or content.isspace():
                     continue
-                if line.size > LINE_BYTES_MAX or self._named or not content.isascii():
+                self.line_number = line.number
+                if line.size > LINE_BYTES_MAX or self.named or not content.isascii():
                     yield self._read_with_care(index, line)
                 else:
                     try:
@@ -208,7 +212,7 @@ class JsonlSource(_ByteSource):
         except UnicodeDecodeError as error:
             return Row(index, failure=_not_utf8(line, error))
         try:
-            if not self._named:
+            if not self.named:
                 _SYNTAX.decode(line.content)
                 return self._trimmed(index, line)
             named = _NAMED.decode(line.content)
@@ -288,6 +292,7 @@ class CsvSource(_ByteSource):
                 if header is None:  # the header itself could not be read
                     assert row.failure is not None
                     raise UsageError(f"{self.name}: {row.failure.message}")
+                self.line_number = lines.row_number
                 yield row
                 index += 1
         finally:

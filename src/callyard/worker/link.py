@@ -330,6 +330,11 @@ class ExecutorLink(asyncio.Protocol):
         begun = self.marks.begun()
         return frozenset(call_id for (call_id, _), seat in self.seats.items() if seat.number in begun)
 
+    def begun_numbers(self) -> dict[CallNumber, CallId]:
+        """The begun calls by their numbers."""
+        begun = self.marks.begun()
+        return {seat.number: call_id for (call_id, _), seat in self.seats.items() if seat.number in begun}
+
     def largest_begun_budget_ms(self) -> tuple[int, bool]:
         """The largest budget among begun calls, and whether one of them has none (X74)."""
         begun = self.marks.begun()

@@ -31,6 +31,7 @@ __all__ = [
     "OutputClosed",
     "OutputError",
     "OutputSink",
+    "check_output",
     "open_output",
 ]
 
@@ -234,13 +235,32 @@ def open_output(
     source: str | os.PathLike[str] | None = None,
 ) -> JsonlOutput:
     """The sink for a path, by its suffix or by `format`; `-` is standard output. Raises `OutputError`."""
+    _check_format(path, format)
+    return JsonlOutput(path, existing=existing, source=source)
+
+
+def check_output(
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    existing: Existing = "refuse",
+    source: str | os.PathLike[str] | None = None,
+) -> None:
+    """Refuse what `open_output` would refuse at a look, and touch nothing. Raises `OutputError`."""
+    _check_format(path, format)
+    if str(path) == "-":
+        _standard_output()
+    else:
+        _check_place(Path(path), existing, source)
+
+
+def _check_format(path: str | os.PathLike[str], format: str | None) -> None:
     text = str(path)
     chosen = (format or Path(text).suffix).lower().removeprefix(".")
     if format is None and (text == "-" or not _is_regular(Path(text))):
         chosen = "jsonl"
     if chosen not in {"jsonl", "ndjson"}:
         raise OutputError(f"{text}: unknown output format {chosen!r}: expected .jsonl or .ndjson")
-    return JsonlOutput(path, existing=existing, source=source)
 
 
 def format_line(result: CallResult) -> bytes:
@@ -288,6 +308,19 @@ def _is_regular(path: Path) -> bool:
 
 def _open(path: Path, existing: Existing, source: str | os.PathLike[str] | None) -> tuple[int, int]:
     """Open for writing: the descriptor, and how many bytes of whole lines it holds."""
+    is_regular = _check_place(path, existing, source)
+    flags = os.O_RDWR if is_regular else os.O_WRONLY  # read back after a failed write, to cut to whole lines
+    if existing != "append":
+        flags |= os.O_TRUNC
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return fd, _continue_after(fd) if existing == "append" and is_regular else 0
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _check_place(path: Path, existing: Existing, source: str | os.PathLike[str] | None) -> bool:
+    """Whether it is a regular file, or will be one. Raises `OutputError` for what must not be written."""
     try:
         info: os.stat_result | None = path.stat()
     except FileNotFoundError:
@@ -305,15 +338,9 @@ def _open(path: Path, existing: Existing, source: str | os.PathLike[str] | None)
             )
     elif not path.parent.is_dir():
         raise OutputError(f"there is no folder {path.parent} for {path.name}: make it first")
-    is_regular = info is None or stat.S_ISREG(info.st_mode)
-    flags = os.O_RDWR if is_regular else os.O_WRONLY  # read back after a failed write, to cut to whole lines
-    if existing != "append":
-        flags |= os.O_TRUNC
-    try:
-        fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        return fd, _continue_after(fd) if existing == "append" and is_regular else 0
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    if not os.access(path if info is not None else path.parent, os.W_OK):
+        raise OutputError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
+    return info is None or stat.S_ISREG(info.st_mode)
 
 
 def _continue_after(fd: int) -> int:

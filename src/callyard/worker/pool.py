@@ -658,6 +658,21 @@ class Pool:
 
     # --- looking ------------------------------------------------------------------------------------------------
 
+    @property
+    def last_loss(self) -> str:
+        """How the last executor ended that ended by itself; empty: none did."""
+        return self._last_loss
+
+    def begun(self) -> list[tuple[CallId, ExecutorId]]:
+        """Calls that have begun and not ended, the one sent first first."""
+        found = [
+            (number, call_id, executor.executor_id)
+            for executor in self._executors.values()
+            if not executor.losing
+            for number, call_id in executor.link.begun_numbers().items()
+        ]
+        return [(call_id, executor_id) for _, call_id, executor_id in sorted(found)]
+
     def slots(self) -> list[SlotView]:
         views = []
         for slot in self._slots:

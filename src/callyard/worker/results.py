@@ -79,6 +79,14 @@ class FailureGroup(msgspec.Struct, frozen=True):
     example: CallFailure
 
 
+class RunningCall(msgspec.Struct, frozen=True):
+    """A call that has begun and not ended."""
+
+    index: int
+    function: str
+    executor_id: str
+
+
 class RunProgress(msgspec.Struct, frozen=True):
     """A run's counts at one moment."""
 

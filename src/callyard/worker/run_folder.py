@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import stat
 import tempfile
 from pathlib import Path
 from typing import Final
+
+from callyard.functions.bundle import remove_tree
 
 PREFIX: Final = "callyard-run-"
 _LOCK: Final = "lock"
@@ -30,7 +30,7 @@ class RunFolder:
             (self.path / name).mkdir(mode=0o700)
 
     def remove(self) -> None:
-        _remove_tree(self.path)
+        remove_tree(self.path)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -49,13 +49,7 @@ def _remove_abandoned(parent: Path) -> None:
         except OSError:
             continue  # its worker lives
         else:
-            _remove_tree(folder)
+            remove_tree(folder)
         finally:
             os.close(fd)
 
-
-def _remove_tree(folder: Path) -> None:
-    """Bundles are read-only: give the folders their write bit back, then remove all."""
-    for root, _, _ in os.walk(folder):
-        os.chmod(root, stat.S_IRWXU)
-    shutil.rmtree(folder, ignore_errors=True)

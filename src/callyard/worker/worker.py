@@ -44,6 +44,7 @@ from callyard.worker.run_folder import RunFolder
 from callyard.worker.spawner import OutputCallback, ProcessSpawner, Spawner
 from callyard.worker.task_run import SingleCall, TaskRun
 
+FLUSH_INTERVAL_S: Final = 0.5
 _TASK_NUMBERS: Final = itertools.count(1)
 
 
@@ -401,6 +402,7 @@ class Run:
         self._started_at_ms = self._clock.now_ms()
         self._calls = 0
         self._failed = 0
+        self._sink_error: Exception | None = None
         self._failures: dict[ErrorKind, FailureGroup] = {}
 
     def stop(self, *, cancel_running: bool = True) -> None:
@@ -424,23 +426,44 @@ class Run:
         """Run to the end. The sink is closed on every way out; a failure of the sink stops the run and is raised."""
         timer = self._worker._arm_deadline(self._task, self._deadline_ms)
         self._started_at_ms = self._clock.now_ms()
+        flushing = asyncio.ensure_future(self._flush_when_quiet())
         try:
             self._worker._start_run(self._task, self._source)
             async with aclosing(self._task.batches()) as batches:
                 async for batch in batches:
                     self._take(batch)
             self._worker._check_alive()
+            if self._sink_error is not None:
+                raise self._sink_error
             self._sink.close()
         except BaseException:
             self._task.stop(StopReason.SINK_FAILED)
             self._sink.abort()
             raise
         finally:
+            flushing.cancel()
             if timer is not None:
                 timer.cancel()
         return self._summary()
 
+    async def _flush_when_quiet(self) -> None:
+        """Hand on what the sink buffers when no results came for a while: slow calls are seen as they end."""
+        seen = 0
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            if self._calls == seen:
+                continue
+            seen = self._calls
+            try:
+                self._sink.flush()
+            except Exception as error:  # noqa: BLE001  # the sink's own: raised by `wait`
+                self._sink_error = error
+                self._task.stop(StopReason.SINK_FAILED)
+                return
+
     def _take(self, batch: Sequence[CallResult]) -> None:
+        if self._sink_error is not None:
+            raise self._sink_error
         self._count(batch)
         self._sink.write(batch)
         if self._failures_max is not None and self._failed > self._failures_max:
