@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 
 from callyard import TransientError, function, sleep
@@ -63,6 +64,12 @@ def moody(path: str) -> str:
             file.write("tried")
         raise TransientError("not yet")
     return "well"
+
+
+@function
+def program(seconds: float) -> int:
+    """Wait for a program of its own."""
+    return subprocess.run(["sleep", str(seconds)], check=False).returncode
 
 
 @function

@@ -13,7 +13,7 @@ from callyard.errors import ProtocolError, UsageError
 from callyard.executor.guards import Guards, keep_streams_open
 from callyard.executor.heartbeat import Watch
 from callyard.executor.hub import Hub
-from callyard.executor.lifeline import Lifeline, end_group, flush_streams, peer_is_parent
+from callyard.executor.lifeline import Lifeline, end_group, flush_streams, peer_is_parent, tie_group_to
 from callyard.executor.link import Link, LinkClosed, open_socket
 from callyard.executor.marks import MarkPage, Marks
 from callyard.executor.options import (
@@ -25,6 +25,7 @@ from callyard.executor.options import (
     VersionMismatch,
     parse_options,
 )
+from callyard.executor.runtime import ExecutorRuntime
 
 TOKEN_VARIABLE: Final = "CALLYARD_LINK_TOKEN"
 
@@ -60,6 +61,8 @@ def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> N
     hub.watch = watch = Watch(hub, link, options.executor_id, options.heartbeat_interval_ms, end)
     watch.beat(token)
     watch.start()
+    if options.lifeline_fd >= 0:
+        tie_group_to(options.lifeline_fd)
     lifeline = Lifeline()
     if options.socket_fd >= 0 or peer_is_parent(sock):
         lifeline.tie_to(parent_pid)
@@ -73,7 +76,7 @@ def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> N
             lifeline.tie_to(own_pid)
 
     guards.guard_forks(in_child)
-    sdk.set_runtime(hub)
+    sdk.set_runtime(ExecutorRuntime(hub))
     hub.run()
     raise AssertionError("the hub serves until its link ends")
 

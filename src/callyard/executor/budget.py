@@ -124,7 +124,7 @@ class Alarm:
             context.at = context.greenlet
         now = monotonic_ns()
         if call.stop is None and call.budget_ns:
-            left_ns = call.budget_ns - hub.used_ns(call, now)
+            left_ns = call.budget_ns - call.used_ns(now, hub.busy_ns)
             if left_ns > 0:
                 self.arm(now + left_ns)
                 return

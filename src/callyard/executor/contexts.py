@@ -91,6 +91,8 @@ class Call:
         self.begun = False
         self.over = False
         """Answered: nothing of it may run any more."""
+        self.slice_ns = 0
+        """When its present slice began; 0: it is in none."""
         self.run_ns = 0
         """Running time of its finished slices."""
         self.wait_ns = 0
@@ -114,9 +116,18 @@ class Call:
 
     # Set when it begins:
     begun_ns: int
-    slice_ns: int
     code: Code
     invocable: Invocable
+
+    def used_ns(self, now: int, busy_ns: int) -> int:
+        """Budget used so far: running and sleeping, not waiting for a turn. `busy_ns`: the hub's.
+
+        A call with tasks waits in ways that the hub does not see: it is charged for all its time but that in which
+        others ran.
+        """
+        if self.family is not None:
+            return now - self.begun_ns - (busy_ns - self.family.busy_before_ns - self.run_ns)
+        return self.run_ns + self.wait_ns + (now - self.slice_ns if self.slice_ns else 0)
 
     def note(self, text: str) -> None:
         """Tell something with the call's end; at most `NOTES_MAX` times."""

@@ -65,9 +65,9 @@ def describe(error: BaseException, *, root: str, with_locals: bool) -> Fault:
         details["exit_code"] = exit_code_of(error)
     return Fault(
         kind,
-        cut_text(message, MESSAGE_CHARACTERS_MAX),
+        cut_text(cut_root(message, root), MESSAGE_CHARACTERS_MAX),
         details=details,
-        stack=stack_of(error),
+        stack=stack_of(error, root),
         local_variables=locals_of(error.__traceback__, root) if with_locals else {},
     )
 
@@ -103,14 +103,19 @@ def cut_text(text: str, characters_max: int) -> str:
     return f"{text[:characters_max]}… ({len(text) - characters_max} more characters)"
 
 
-def stack_of(error: BaseException) -> str:
+def cut_root(text: str, root: str) -> str:
+    """Paths of the bundle, relative to it, as its author knows them: its folder here is the run's own."""
+    return text.replace(root.rstrip(os.sep) + os.sep, "") if root else text
+
+
+def stack_of(error: BaseException, root: str = "") -> str:
     """The traceback without the engine's frames, causes included, cut in the middle to `STACK_BYTES_MAX`."""
     import traceback
 
     try:
         told = traceback.TracebackException.from_exception(error)
         _drop_engine_frames(told, set())
-        return cut_stack("".join(told.format()))
+        return cut_stack(cut_root("".join(told.format()), root))
     except BaseException as second:  # noqa: BLE001 - user code in it may raise or run out of its budget
         return f"<no stack: {name_of(second)}>"
 
@@ -126,7 +131,8 @@ def stack_of_suspended(call: Call, context: Context) -> str:
         entries += traceback.extract_stack(frame, limit=1) if frame is not None else []
         waiting = getattr(waiting, "cr_await", None)
     kept = [entry for entry in entries if not entry.filename.startswith(ENGINE_FILES)]
-    return cut_stack("Stopped here (most recent call last):\n" + "".join(traceback.format_list(kept)))
+    told = "Stopped here (most recent call last):\n" + "".join(traceback.format_list(kept))
+    return cut_stack(cut_root(told, call.code.path))
 
 
 def _drop_engine_frames(told: Any, seen: set[int]) -> None:

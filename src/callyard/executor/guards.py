@@ -37,7 +37,7 @@ class Guards:
         """Disarms the executor's timer: user code has taken the handler, and may have left none."""
         self.close: Final = os.close
         """The real one."""
-        self._undo: dict[object, tuple[str, Callable[[], object]]] = {}
+        self._undo: dict[object, tuple[str, Callable[[], bool]]] = {}
         self._notes: list[str] = []
         self._putting_back = False
         self._kept_fds: set[int] = set(LEFT_OPEN)
@@ -64,11 +64,10 @@ class Guards:
         try:
             for text, restore in reversed(undo.values()):
                 try:
-                    restore()
+                    if restore():
+                        notes.append(f"{text}: put back")
                 except (OSError, ValueError, TypeError) as error:
                     notes.append(f"{text}: could not be put back: {error}")
-                else:
-                    notes.append(f"{text}: put back")
         finally:
             self._putting_back = False
         return notes
@@ -79,8 +78,11 @@ class Guards:
             self._notes.append(text)
             self.changed = True
 
-    def _changing(self, key: object, text: str, restore: Callable[[], object]) -> None:
-        """`key` is about to change, and `restore` leads back; the first time counts."""
+    def _changing(self, key: object, text: str, restore: Callable[[], bool]) -> None:
+        """`key` is about to change; the first time counts.
+
+        `restore` leads back; False: there was nothing to lead back, user code has done so itself.
+        """
         if self.loading or self._putting_back or key in self._undo:
             return
         self._undo[key] = (text, restore)
@@ -98,7 +100,9 @@ class Guards:
         def change(path: Any) -> None:
             before = _current_folder()
             real(path)
-            self._changing("cwd", f"changed the working directory to {_current_folder()!r}", lambda: os.chdir(before))
+            self._changing(
+                "cwd", f"changed the working directory to {_current_folder()!r}", lambda: _restore_folder(before)
+            )
 
         _replace(os, name, change)
         if real in os.supports_fd:
@@ -125,12 +129,13 @@ class Guards:
         key = os.fsdecode(name)
         before = os.environ.get(key)
 
-        def restore() -> None:
+        def restore() -> bool:
             if before is not None:
                 os.environ[key] = before
             else:
                 os.environ.pop(key, None)
                 os.unsetenv(key)
+            return True  # os.environ does not know what os.putenv did
 
         self._changing(("environ", key), f"changed the environment variable {key}", restore)
 
@@ -140,7 +145,7 @@ class Guards:
         def umask(mask: int) -> int:
             before = real(mask)
             if mask != before:
-                self._changing("umask", f"changed the umask to {mask:#o}", lambda: real(before))
+                self._changing("umask", f"changed the umask to {mask:#o}", lambda: real(before) != before)
             return before
 
         _replace(os, "umask", umask)
@@ -156,7 +161,11 @@ class Guards:
                 self._touch_alarm("changed the handler of SIGALRM")
             elif before is not None and before is not handler:
                 name = signal.Signals(signalnum).name
-                self._changing(("signal", signalnum), f"changed the handler of {name}", lambda: real(signalnum, before))
+                self._changing(
+                    ("signal", signalnum),
+                    f"changed the handler of {name}",
+                    lambda: real(signalnum, before) is not before,
+                )
             return before
 
         _replace(signal, "signal", set_handler)
@@ -176,7 +185,7 @@ class Guards:
     def _touch_alarm(self, text: str) -> None:
         if not self.loading:
             self.alarm_touched = True
-            self._changing("alarm", text, lambda: None)
+            self._changing("alarm", text, lambda: True)  # the hub takes it back
 
     def _guard_locale(self) -> None:
         # locale.setlocale goes through this one, whether `locale` is imported before or after.
@@ -246,9 +255,19 @@ class Guards:
         os.register_at_fork(before=before, after_in_child=after)
 
 
-def _restore_locale(real: Callable[[int, str], str], category: int, before: str) -> None:
+def _restore_folder(before: str) -> bool:
+    if _current_folder() == before:
+        return False
+    os.chdir(before)
+    return True
+
+
+def _restore_locale(real: Callable[..., str], category: int, before: str) -> bool:
     try:
+        if real(category) == before:
+            return False
         real(category, before)
+        return True
     except Exception as error:  # locale.Error, whose module is not worth importing
         raise OSError(str(error)) from error
 
@@ -288,3 +307,15 @@ def keep_streams_open() -> None:
         stream = KeptOpen(raw, encoding=old.encoding, errors=old.errors, line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def open_descriptors() -> set[int]:
+    """Every descriptor of this process."""
+    found = set()
+    for name in os.listdir("/dev/fd"):
+        try:
+            os.fstat(int(name))
+        except OSError:  # the one that the listing itself had open
+            continue
+        found.add(int(name))
+    return found

@@ -8,35 +8,31 @@ Invariants, by the names that the tests use:
 - mark before run: the mark page names a call before the first instruction of the user's runs (X62);
 - unpromised results first: no call without a promise begins while a finished one's result may still be here (X62);
 - mark and answer are one step: whether a call had begun is decided in this greenlet only (X93);
-- one terminal frame per call: `_answer` is the only way out of `calls`.
+- one terminal frame per call: `_close` is the only way out of `_calls`.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextvars
 import heapq
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
-
-import msgspec
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from callyard import sdk
-from callyard.errors import KIND_RULES, ErrorKind, Outcome, ProtocolError, may_retry
-from callyard.executor import budget, failures, nested_loops
+from callyard.errors import ErrorKind
+from callyard.executor import answers, budget, failures, nested_loops
+from callyard.executor.binding import Binding, CodePlace, CodeRefused
 from callyard.executor.budget import RAISE_AGAIN_NS, RAISES_MAX, Alarm, Stop
 from callyard.executor.code import Code, NotUsable
 from callyard.executor.contexts import (
     FINISHED,
     LOOK,
     QUARANTINE,
-    RUNNING,
     SLEEPING,
     Call,
     Context,
@@ -44,40 +40,25 @@ from callyard.executor.contexts import (
     this_greenlet,
 )
 from callyard.executor.failures import Fault
-from callyard.executor.guards import Guards
+from callyard.executor.guards import Guards, open_descriptors
 from callyard.executor.heartbeat import Watch
 from callyard.executor.lifeline import flush_streams
 from callyard.executor.link import Link
 from callyard.executor.marks import NO_SLOT, Marks
 from callyard.executor.threads import ThreadWatch, count_threads
-from callyard.ids import CallId, Digest, RequestId
-from callyard.wire.codec import UnknownMessage, encode_message
-from callyard.wire.frames import FRAME_BYTES_MAX
+from callyard.ids import CallId, Digest
+from callyard.wire.codec import UnknownMessage
 from callyard.wire.messages import (
-    RECALLED,
     BatchedCall,
-    CallCompleted,
-    CallCompletedPayload,
-    CallFailed,
-    CallFailedPayload,
-    CallWaiting,
-    CallWaitingPayload,
     CancelCall,
     CancelReason,
-    CodeRequest,
     Describe,
-    Described,
-    DescribedFunction,
-    DescribedPayload,
     ExecuteCall,
     ExecuteCallPayload,
     ExecuteCalls,
     ExecuteCallsPayload,
     HeartbeatAck,
     ResumeCall,
-    Timing,
-    WaitKind,
-    WireError,
     WorkerMessage,
 )
 
@@ -88,7 +69,7 @@ READ_AGAIN_NS: Final = 1_000_000
 """Between calls the link is read again when the last time is longer ago: a recall must not wait for a whole burst."""
 TURN_NS: Final = 10_000_000
 """How long one turn of the pump may keep an event loop from its own work."""
-NO_TIMING: Final = Timing()
+DROPPED_KINDS_MAX: Final = 100
 STOPS: Final = {
     CancelReason.CANCELLED: budget.CANCELLED,
     CancelReason.DEADLINE: budget.DEADLINE,
@@ -118,7 +99,6 @@ class Hub:
         self.pool: Final = Pool(self.greenlet, max_inflight * 2)
         self.alarm: Final = Alarm(self)
         self.watch: Watch
-        self._main_thread = _thread.get_ident()
         self._link = link
         self._marks = marks
         self._guards = guards
@@ -131,11 +111,7 @@ class Hub:
         self._sleepers: list[tuple[int, int, Context]] = []
         self._sleep_number = 0
         self._loading = False
-        self._code: Code | None = None
-        self._bound: Digest | None = None
-        self._awaiting_code: list[Call] = []
-        self._code_request: RequestId | None = None
-        self._code_requests = 0
+        self._binding = Binding(link, self._load)
         self._later: deque[Callable[[], None]] = deque()
         """Work that may run user code in the hub, so never while a call is only paused to look at the link."""
         self._variables = contextvars.copy_context()
@@ -200,8 +176,7 @@ class Hub:
         if self.loop is not None and not self.loop.started:
             self._link.flush()
             return now
-        if self._sleepers:
-            self._wake_sleepers(now)
+        self._wake_sleepers(now)
         more = self._run_ready(now + TURN_NS if self.loop is not None else None)
         self._link.flush()
         if more:
@@ -223,6 +198,9 @@ class Hub:
                 return bool(ready)
             if now - self._read_ns > READ_AGAIN_NS and ready:
                 self.look()
+                self._wake_sleepers(self._read_ns)
+                if self._later:
+                    return True
         return False
 
     def look(self) -> None:
@@ -258,7 +236,7 @@ class Hub:
                 raise AssertionError("handled above")
 
     def _drop(self, what: str) -> None:
-        if what in self.dropped or len(self.dropped) < 100:
+        if what in self.dropped or len(self.dropped) < DROPPED_KINDS_MAX:
             self.dropped[what] = self.dropped.get(what, 0) + 1
 
     def _receive(self, call_id: CallId, payload: ExecuteCallPayload) -> None:
@@ -266,28 +244,23 @@ class Hub:
         if call_id in self._calls:
             self._drop("ExecuteCall of a call that is here")
             return
-        if not self._marks.has_room():
-            self._link.flush()
-        if self.draining or len(self._calls) >= self._max_inflight or not self._marks.has_room():
-            self._put_recalled(call_id, payload, NO_SLOT)
+        slot = None
+        if not self.draining and len(self._calls) < self._max_inflight:
+            slot = self._marks.take()
+            if slot is None:  # results in the buffer hold some
+                self._link.flush()
+                slot = self._marks.take()
+        if slot is None:
+            answers.put_recalled(self._link, call_id, payload, NO_SLOT)
             return
-        call = Call(call_id, payload, self._marks.take(), self._read_ns)
-        self._calls[call_id] = call
-        digest = payload.function_code_digest
-        if self._bound == digest:
-            if self._code is None:
-                self._awaiting_code.append(call)
-            else:
-                self._ready.append(call)
-        elif self._bound is None:
-            self._bound = digest
-            self._awaiting_code.append(call)
-            self._ask_for_code(call)
-        else:
-            self._fail(call, Fault(ErrorKind.INTERNAL, self._bound_text(digest), Outcome.NOT_RUN))
-
-    def _bound_text(self, digest: Digest) -> str:
-        return f"this executor serves bundle {self._bound} only, and was sent {digest}"
+        call = self._calls[call_id] = Call(call_id, payload, slot, self._read_ns)
+        code = self._binding.code
+        if code is not None and code.digest == payload.function_code_digest:
+            self._ready.append(call)
+            return
+        fault = self._binding.admit(call)
+        if fault is not None:
+            self._fail(call, fault)
 
     def _cancel(self, message: CancelCall) -> None:
         call = self._calls.get(message.call_id)
@@ -301,68 +274,40 @@ class Hub:
             self._recall(call)
 
     def _resume_call(self, message: ResumeCall) -> None:
-        kind = message.payload.resume_kind
-        if kind is not WaitKind.FUNCTION_CODE or message.request_id != self._code_request:
-            self._drop(f"ResumeCall of {kind}")
-            return
-        self._code_request = None
-        self._later.append(lambda: self._take_code(message))
+        if self._binding.takes_answer(message):
+            self._later.append(lambda: self._take_code(message))
+        else:
+            self._drop(f"ResumeCall of {message.payload.resume_kind}")
 
     # --- code -----------------------------------------------------------------------------------------------------
 
-    def _ask_for_code(self, call: Call) -> None:
-        self._code_requests += 1
-        self._code_request = RequestId(f"code-{self._code_requests}")
-        self._link.put(
-            encode_message(
-                CallWaiting(
-                    call.call_id,
-                    self._code_request,
-                    CallWaitingPayload(
-                        wait_kind=WaitKind.FUNCTION_CODE,
-                        task_id=call.payload.task_id,
-                        attempt_seq=call.payload.attempt_seq,
-                        function_code=CodeRequest(call.payload.function_code_digest),
-                    ),
-                )
-            )
-        )
-
     def _take_code(self, message: ResumeCall) -> None:
-        """The answer to our CallWaiting: the bundle's folder and module, or why there is none."""
-        assert self._bound is not None
-        waiting, self._awaiting_code = self._awaiting_code, []
-        error = message.payload.error
-        if error is None:
-            place = read_place(message)
-            self._load(self._bound, place.path, place.module)
-            self._ready.extend(call for call in waiting if not call.over)
-            return
-        # No code, so bound to nothing: the next call asks again.
-        self._bound = None
-        for call in waiting:
-            if not call.over:
-                self._fail(call, failures.fault_of(error), retryable=error.retryable)
+        try:
+            self._ready.extend(self._binding.take_code(message))
+        except CodeRefused as refused:
+            for call in refused.calls:
+                self._fail(call, refused.fault, retryable=refused.retryable)
 
-    def _load(self, digest: Digest, path: str, module: str) -> Code:
+    def _describe(self, message: Describe) -> None:
+        self._ready.extend(self._binding.describe(message))
+
+    def _load(self, digest: Digest, place: CodePlace) -> Code:
         """Run the module's own code, here in the hub: no call is charged with it, and none runs beside it."""
         self._loading = self._guards.loading = True
         self.slice_number += 1
         if self.watch.parked:
             self.watch.unpark()
         try:
-            code = Code(digest, path, module, with_locals=self._with_locals)
+            code = Code(digest, place.path, place.module, with_locals=self._with_locals)
         finally:
             self._loading = self._guards.loading = False
-            self._code_request = None
             if self._guards.in_child:
                 end_child(None)
-        self._code, self._bound = code, digest
         self._variables = contextvars.copy_context()
         self.threads.start()
         self.alarm.install()
         self.active_ns = monotonic_ns()
-        if code.has_async and self.loop is None:
+        if code.has_async:
             from callyard.executor.tasks import Loop
 
             before = open_descriptors()
@@ -370,38 +315,19 @@ class Hub:
             self._guards.keep_open(open_descriptors() - before)
         return code
 
-    def _describe(self, message: Describe) -> None:
-        wanted = message.payload
-        error: WireError | None = None
-        functions: list[DescribedFunction] = []
-        packages: list[str] = []
-        if self._bound not in (None, wanted.function_code_digest):
-            error = WireError(ErrorKind.INTERNAL, self._bound_text(wanted.function_code_digest))
-        else:
-            code = self._code or self._load(wanted.function_code_digest, wanted.path, wanted.module)
-            try:
-                functions, packages = code.describe_bundle()
-            except NotUsable as failure:
-                error = code.error or WireError(
-                    failure.fault.kind, failure.fault.message, details=failure.fault.details
-                )
-            waiting, self._awaiting_code = self._awaiting_code, []
-            self._ready.extend(call for call in waiting if not call.over)
-        payload = DescribedPayload(wanted.function_code_digest, functions, error, packages)
-        self._link.put(encode_message(Described(message.request_id, payload)))
-
     # --- running --------------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> None:
         """From here on the call may have had an effect."""
-        assert self._code is not None
+        code = self._binding.code
+        assert code is not None
+        call.code = code
         try:
-            call.invocable = self._code.find(call.payload.entry_selector)
+            invocable = call.invocable = code.find(call.payload.entry_selector)
         except NotUsable as failure:
             self._fail(call, failure.fault)
             return
-        call.code = self._code
-        if call.invocable.is_async:
+        if invocable.is_async:
             assert self.loop is not None
             self.loop.begin(call, self._variables.copy())
             return
@@ -410,20 +336,22 @@ class Hub:
         self._after_slice(context, self._enter_plain(context, None))
 
     def mark_begun(self, call: Call) -> None:
-        if self._link.unpromised_waiting and not call.payload.promises.idempotent:
+        payload = call.payload
+        if self._link.unpromised_waiting and not payload.promises.idempotent:
             self._link.flush()
-        self._marks.mark(call.slot, call.payload.call_number)
+        self._marks.mark(call.slot, payload.call_number)
         call.begun = True
-        call.begun_ns = monotonic_ns()
+        call.begun_ns = self.active_ns
         call.queued_ns = call.begun_ns - call.received_ns
 
     def _resume(self, context: Context) -> None:
         """Switch back to a `def` that slept, throwing when it is being stopped."""
         call = context.call
+        call.queued_ns += max(0, self.active_ns - context.sleep_from_ns)
         error: BaseException | None = None
         if call.stop is not None:
             call.raises += 1
-            call.raised_ns = monotonic_ns()
+            call.raised_ns = self.active_ns
             error = call.stop.error(call.stop.text)
         self._after_slice(context, self._enter_plain(context, error))
 
@@ -447,7 +375,7 @@ class Hub:
         if call.stop is not None:
             self.alarm.arm(now + RAISE_AGAIN_NS)
         elif call.budget_ns:
-            end_ns = now + call.budget_ns - self.used_ns(call, now)
+            end_ns = now + call.budget_ns - call.used_ns(now, self.busy_ns)
             if end_ns < self.alarm.armed_ns:
                 self.alarm.arm(end_ns)
         outcome = context.at.switch(context.job) if error is None else context.at.throw(error)
@@ -457,6 +385,7 @@ class Hub:
         self.running = None
         now = self.active_ns = monotonic_ns()
         spent_ns = now - call.slice_ns
+        call.slice_ns = 0
         call.run_ns += spent_ns
         self.busy_ns += spent_ns
         if self._guards.changed:
@@ -464,18 +393,6 @@ class Hub:
         if count_threads() != self.threads.seen_count:
             self.threads.attribute(call)
         return outcome
-
-    def used_ns(self, call: Call, now: int) -> int:
-        """Budget used so far: running and sleeping. `now` counts only while the call runs.
-
-        A call with tasks waits in ways that the hub does not see: it is charged for all its time but that in which
-        others ran.
-        """
-        if call.family is not None:
-            return now - call.begun_ns - (self.busy_ns - call.family.busy_before_ns - call.run_ns)
-        running = self.running
-        spent_ns = now - call.slice_ns if running is not None and running.call is call else 0
-        return call.run_ns + call.wait_ns + spent_ns
 
     def _after_slice(self, context: Context, outcome: object) -> None:
         call = context.call
@@ -510,42 +427,30 @@ class Hub:
 
     # --- sleeping -------------------------------------------------------------------------------------------------
 
-    def sleep(self, seconds: float) -> None:
-        """`sdk.sleep`, in whatever greenlet and thread it is called. Blocks only the calling call."""
-        context = self.running
-        if context is None or _thread.get_ident() != self._main_thread:
-            self._sleep_elsewhere(seconds)
-            return
+    def suspend(self, context: Context, seconds: float) -> None:
+        """Put the running call to sleep; called in its greenlet. The sleep is cut at the end of the budget."""
         now = monotonic_ns()
-        due_ns = now + int(seconds * 1e9)
         call = context.call
         context.at = this_greenlet()
-        if context.looped:
-            assert self.loop is not None
-            try:
-                self.loop.sleep(seconds)
-            finally:
-                context.at = context.greenlet
-            return
-        if call.budget_ns:
-            due_ns = min(due_ns, now + max(0, call.budget_ns - self.used_ns(call, now)))
-        self._sleep_number += 1
-        context.sleep_number = self._sleep_number
-        context.sleep_from_ns = now
-        self.sleeping_count += 1
-        heapq.heappush(self._sleepers, (due_ns, self._sleep_number, context))
-        aside = nested_loops.set_aside()
         try:
-            self.greenlet.switch(SLEEPING)
+            if context.looped:
+                assert self.loop is not None
+                self.loop.sleep(seconds)
+                return
+            due_ns = now + int(seconds * 1e9)
+            if call.budget_ns:
+                due_ns = min(due_ns, now + max(0, call.budget_ns - call.used_ns(now, self.busy_ns)))
+            self._sleep_number += 1
+            context.sleep_number, context.sleep_from_ns = self._sleep_number, now
+            self.sleeping_count += 1
+            heapq.heappush(self._sleepers, (due_ns, self._sleep_number, context))
+            aside = nested_loops.set_aside()
+            try:
+                self.greenlet.switch(SLEEPING)
+            finally:
+                nested_loops.put_back(aside)
         finally:
-            nested_loops.put_back(aside)
             context.at = context.greenlet
-
-    def _sleep_elsewhere(self, seconds: float) -> None:
-        """In a thread of the user's, at import, or in a callback of the event loop."""
-        if _thread.get_ident() == self._main_thread and RUNNING.get(None) is not None:
-            raise RuntimeError("sleep() in a callback of the event loop would hold up every call; use asyncio.sleep()")
-        time.sleep(seconds)
 
     def _wake_sleepers(self, now: int) -> None:
         sleepers = self._sleepers
@@ -555,13 +460,14 @@ class Hub:
                 continue
             self._end_sleep(context, due_ns)
             call = context.call
-            if call.budget_ns and call.stop is None and self.used_ns(call, now) >= call.budget_ns:
+            if call.budget_ns and call.stop is None and call.used_ns(now, self.busy_ns) >= call.budget_ns:
                 call.stop = budget.BUDGET
             self._ready.append(context)
 
     def _end_sleep(self, context: Context, until_ns: int) -> None:
         context.sleep_number = 0
         context.call.wait_ns += max(0, until_ns - context.sleep_from_ns)
+        context.sleep_from_ns = until_ns  # from now on it waits for its turn
         self.sleeping_count -= 1
 
     # --- stopping -------------------------------------------------------------------------------------------------
@@ -571,7 +477,7 @@ class Hub:
         if call.stop is not None or call.over:
             return
         if not call.begun:
-            self._fail(call, Fault(stop.waiting_kind, stop.text, Outcome.NOT_RUN, stop_details(stop)))
+            self._fail(call, answers.stopped(call, stop, 0))
             return
         call.stop = stop
         if call.family is not None:
@@ -620,110 +526,36 @@ class Hub:
 
     def finish(self, call: Call) -> None:
         """Its code has run to an end. The clock is read again here (X53)."""
-        used_ns = self.used_ns(call, self.active_ns)
+        used_ns = call.used_ns(self.active_ns, self.busy_ns)
         if call.stop is None and call.budget_ns and used_ns > call.budget_ns:
             call.stop = budget.BUDGET
         if call.threads is not None or call.jobs is not None:
             self._tell_threads(call)
+        self._close(call)
         if call.stop is not None:
-            self._fail(call, self._stopped_fault(call, call.stop, used_ns))
+            answers.put_failed(self._link, call, answers.stopped(call, call.stop, used_ns), used_ns)
         elif call.fault is not None:
-            self._fail(call, call.fault)
+            answers.put_failed(self._link, call, call.fault, used_ns)
         else:
-            self._complete(call, used_ns)
-
-    def _complete(self, call: Call, used_ns: int) -> None:
-        message = CallCompleted(
-            call.call_id,
-            CallCompletedPayload(
-                call.payload.attempt_seq,
-                call.output,
-                call.payload.task_id,
-                used_ns // 1_000_000,
-                self._timing(call),
-                call.notes or [],
-            ),
-        )
-        try:
-            frame = encode_message(message)
-        except ProtocolError:
-            self._fail(call, too_large(len(call.output)))
-            return
-        self._answer(call, frame)
+            answers.put_completed(self._link, call, used_ns)
 
     def _fail(self, call: Call, fault: Fault, *, retryable: bool | None = None) -> None:
-        if retryable is None:
-            retryable = may_retry(fault.kind, idempotent=call.payload.promises.idempotent, begun=call.begun)
-        try:
-            frame = encode_message(self._failed(call, fault, retryable))
-        except ProtocolError:  # too large: tell what fits
-            short = Fault(fault.kind, fault.message, fault.outcome)
-            frame = encode_message(self._failed(call, short, retryable))
-        self._answer(call, frame)
-
-    def _failed(self, call: Call, fault: Fault, retryable: bool) -> CallFailed:
-        payload = CallFailedPayload(
-            call.payload.attempt_seq,
-            fault.kind,
-            failures.cut_text(fault.message, failures.MESSAGE_CHARACTERS_MAX),
-            retryable,
-            fault.outcome or KIND_RULES[fault.kind].outcome,
-            call.payload.task_id,
-            fault.stack,
-            fault.local_variables,
-            fault.details,
-            self.used_ns(call, self.active_ns) // 1_000_000 if call.begun else 0,
-            self._timing(call),
-            call.notes or [],
-        )
-        return CallFailed(call.call_id, payload)
+        """End a call that has not begun."""
+        self._close(call)
+        answers.put_failed(self._link, call, fault, 0, retryable=retryable)
 
     def _recall(self, call: Call) -> None:
         """Give back a call that has not begun. Mark and answer are one step (X93)."""
-        assert not call.begun
-        call.over = True
-        del self._calls[call.call_id]
-        self._put_recalled(call.call_id, call.payload, call.slot)
+        self._close(call)
+        answers.put_recalled(self._link, call.call_id, call.payload, call.slot)
 
-    def _put_recalled(self, call_id: CallId, payload: ExecuteCallPayload, slot: int) -> None:
-        answer = CallFailedPayload(
-            payload.attempt_seq, RECALLED, "it had not begun", True, Outcome.NOT_RUN, payload.task_id
-        )
-        self._link.put(encode_message(CallFailed(call_id, answer)), slot)
-
-    def _answer(self, call: Call, frame: bytes) -> None:
+    def _close(self, call: Call) -> None:
+        """It is about to be answered."""
         assert not call.over, call.call_id
         call.over = True
         if call.family is not None and self.loop is not None:
             self.loop.forget(call)
         del self._calls[call.call_id]
-        if call.begun and not call.payload.promises.idempotent:
-            self._link.unpromised_waiting = True
-        self._link.put(frame, call.slot)
-
-    def _timing(self, call: Call) -> Timing:
-        wait_ns = call.wait_ns
-        if call.family is not None and call.begun:
-            wait_ns = max(0, self.used_ns(call, self.active_ns) - call.run_ns)
-        queued_ms = call.queued_ns // 1_000_000
-        run_ms, wait_ms = call.run_ns // 1_000_000, wait_ns // 1_000_000
-        return Timing(queued_ms, run_ms, wait_ms) if queued_ms or run_ms or wait_ms else NO_TIMING
-
-    def _stopped_fault(self, call: Call, stop: Stop, used_ns: int) -> Fault:
-        text, details = stop.text, stop_details(stop)
-        if stop is budget.BUDGET:
-            allowed_ms, used_ms = call.budget_ns // 1_000_000, used_ns // 1_000_000
-            text = f"ran out of its budget of {allowed_ms} ms (used {used_ms} ms)"
-            details |= {"budget_ms": allowed_ms, "used_ms": used_ms}
-        fault = call.fault
-        return Fault(
-            stop.begun_kind,
-            text,
-            Outcome.UNKNOWN,
-            details,
-            fault.stack if fault is not None else "",
-            fault.local_variables if fault is not None else {},
-        )
 
     def _tell_threads(self, call: Call) -> None:
         left = self.threads.left_by(call)
@@ -731,26 +563,6 @@ class Hub:
             call.note(text)
         if left.must_recycle:
             self.drain("thread")
-
-    # --- the SDK --------------------------------------------------------------------------------------------------
-
-    def call_info(self) -> sdk.CallInfo | None:
-        call = RUNNING.get(None)
-        if call is None:
-            return None
-        known = call.payload.context
-        remaining_ms = known.deadline_remaining_ms
-        if remaining_ms is not None:
-            remaining_ms = max(0, remaining_ms - (monotonic_ns() - call.received_ns) // 1_000_000)
-        return sdk.CallInfo(
-            call.call_id,
-            known.attempt,
-            known.owner,
-            known.tenant,
-            known.tags,
-            known.idempotency_key,
-            remaining_ms,
-        )
 
     # --- a fork that user code makes ------------------------------------------------------------------------------
 
@@ -777,45 +589,6 @@ def expand(shared: ExecuteCallsPayload, one: BatchedCall) -> ExecuteCallPayload:
         audit=shared.audit,
         promises=shared.promises,
         context=one.context,
-    )
-
-
-class CodePlace(msgspec.Struct, frozen=True):
-    """Where the worker put a bundle: `result` of the ResumeCall that answers for code."""
-
-    path: str
-    module: str
-
-
-def read_place(message: ResumeCall) -> CodePlace:
-    """Raises `ProtocolError`."""
-    try:
-        return msgspec.json.decode(message.payload.result, type=CodePlace)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"ResumeCall of function_code: expected path and module: {error}") from error
-
-
-def open_descriptors() -> set[int]:
-    """Every descriptor of this process."""
-    found = set()
-    for name in os.listdir("/dev/fd"):
-        try:
-            os.fstat(int(name))
-        except OSError:  # the one that the listing itself had open
-            continue
-        found.add(int(name))
-    return found
-
-
-def stop_details(stop: Stop) -> dict[str, Any]:
-    return {"limit": stop.limit} if stop.limit else {"reason": stop.reason}
-
-
-def too_large(size: int) -> Fault:
-    return Fault(
-        ErrorKind.RESULT,
-        f"result of {size} bytes does not fit into a frame of frame_bytes_max={FRAME_BYTES_MAX}",
-        details={"limit": "frame_bytes", "size": size, "frame_bytes_max": FRAME_BYTES_MAX},
     )
 
 

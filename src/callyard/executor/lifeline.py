@@ -1,9 +1,16 @@
-"""No executor outlives its worker, and no child of user code outlives its executor (X44, X63)."""
+"""No executor outlives its worker, and no child of user code outlives its executor (X44, X63).
+
+Two ties, since each covers what the other cannot. The pipe: its other end is the worker's alone, and when the worker
+ends in whatever way, Linux sends SIGKILL to this whole process group, programs that user code started included. The
+parent-death signal: it holds also when a fork of the worker's host program keeps the pipe open. Neither needs the GIL.
+"""
 
 from __future__ import annotations
 
 import _socket
+import fcntl
 import os
+import select
 import signal
 import sys
 from typing import Final, NoReturn
@@ -32,6 +39,22 @@ class Lifeline:
         self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent_pid:  # it ended before the signal was set
             end_group(0)
+
+
+def tie_group_to(pipe_fd: int) -> None:
+    """Have the kernel kill this process group once nobody holds the pipe's other end, to which nothing is written.
+
+    Does nothing where the system cannot (F_SETSIG is Linux's), or where the group is not ours alone.
+    """
+    if not hasattr(fcntl, "F_SETSIG") or os.getpgrp() != os.getpid():
+        return
+    fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, -os.getpid())
+    fcntl.fcntl(pipe_fd, fcntl.F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(pipe_fd, 0)
+    if poll.poll(0):  # it was closed before the signal was set
+        end_group(0)
 
 
 def peer_is_parent(sock: _socket.socket) -> bool:

@@ -20,11 +20,8 @@ NO_SLOT = -1
 class Marks:
     """No page: every call has `NO_SLOT` and nothing is written."""
 
-    def has_room(self) -> bool:
-        return True
-
-    def take(self) -> int:
-        """A free slot; only after `has_room()`."""
+    def take(self) -> int | None:
+        """A free slot; None: there is none."""
         return NO_SLOT
 
     def give_back(self, slots: list[int]) -> None:
@@ -53,11 +50,8 @@ class MarkPage(Marks):
         self._page = memoryview(self._map).cast("Q")
         self._free = list(range(size // MARK_BYTES - 1, -1, -1))
 
-    def has_room(self) -> bool:
-        return bool(self._free)
-
-    def take(self) -> int:
-        return self._free.pop()
+    def take(self) -> int | None:
+        return self._free.pop() if self._free else None
 
     def give_back(self, slots: list[int]) -> None:
         self._free.extend(slots)

@@ -41,6 +41,8 @@ class Options(msgspec.Struct, frozen=True):
     socket_fd: int = -1
     socket_path: str = ""
     mark_fd: int = -1
+    lifeline_fd: int = -1
+    """A pipe whose other end only the worker holds."""
     heartbeat_interval_ms: int = 500
     capture_locals: bool = False
 
@@ -51,6 +53,7 @@ _NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
     "--protocol": ("protocol", 0, 1 << 31),
     "--socket-fd": ("socket_fd", 0, 1 << 20),
     "--mark-fd": ("mark_fd", 0, 1 << 20),
+    "--lifeline-fd": ("lifeline_fd", 0, 1 << 20),
     "--heartbeat-interval-ms": ("heartbeat_interval_ms", 10, 60_000),
 }
 _TEXTS: Final = {"--executor-id": "executor_id", "--socket-path": "socket_path"}
@@ -103,7 +106,7 @@ def _split(argv: list[str]) -> list[tuple[str, str | None]]:
 
 def _check_protocol(words: list[tuple[str, str | None]]) -> None:
     for flag, text in words:
-        if flag == "--protocol" and text is not None and text.isdecimal() and int(text) != PROTOCOL_VERSION:
+        if flag == "--protocol" and text is not None and _is_number(text) and int(text) != PROTOCOL_VERSION:
             raise VersionMismatch(
                 f"the worker speaks executor protocol {int(text)}, but callyard {__version__} of {sys.executable} "
                 f"speaks {PROTOCOL_VERSION}. Give this interpreter the worker's callyard (its version: "
@@ -112,7 +115,11 @@ def _check_protocol(words: list[tuple[str, str | None]]) -> None:
             )
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
 def _number(flag: str, text: str, least: int, most: int) -> int:
-    if not text.isdecimal() or not least <= int(text) <= most:
+    if not _is_number(text) or not least <= int(text) <= most:
         raise UsageError(f"{flag}: expected a whole number from {least} to {most}, got {text!r}")
     return int(text)

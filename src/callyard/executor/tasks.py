@@ -408,7 +408,7 @@ class Loop:
             family = call.family
             assert family is not None
             if call.stop is None and call.budget_ns:
-                left_ns = call.budget_ns - self.hub.used_ns(call, now)
+                left_ns = call.budget_ns - call.used_ns(now, self.hub.busy_ns)
                 if left_ns > 0:
                     due_ns = min(due_ns, now + left_ns)
                 else:
@@ -449,7 +449,7 @@ class Loop:
             call is not None
             and call in self._calls
             and call.budget_ns
-            and self.hub.used_ns(call, now) >= call.budget_ns
+            and call.used_ns(now, self.hub.busy_ns) >= call.budget_ns
             and not self.hub.alarm.is_engine(frame)
         ):
             call.stop = call.stop or budget.BUDGET

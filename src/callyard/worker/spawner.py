@@ -97,7 +97,7 @@ class ProcessSpawner:
     def __init__(self, python: str = sys.executable) -> None:
         self._python = python
 
-    def build_command(self, order: SpawnOrder) -> list[str]:
+    def build_command(self, order: SpawnOrder, lifeline_fd: int) -> list[str]:
         link = (
             ("--socket-fd", str(order.socket_fd))
             if order.socket_fd is not None
@@ -122,6 +122,8 @@ class ProcessSpawner:
             str(PROTOCOL_VERSION),
             "--mark-fd",
             str(order.mark_fd),
+            "--lifeline-fd",
+            str(lifeline_fd),
             "--heartbeat-interval-ms",
             str(order.heartbeat_interval_ms),
             *(["--capture-locals"] if order.capture_locals else []),
@@ -131,28 +133,39 @@ class ProcessSpawner:
         environment = {**os.environ, **order.environment}
         if order.token:
             environment["CALLYARD_LINK_TOKEN"] = order.token
-        inherited = [order.mark_fd] + ([] if order.socket_fd is None else [order.socket_fd])
-        child = subprocess.Popen(
-            self.build_command(order),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=inherited,
-            start_new_session=True,
-            env=environment,
-            bufsize=0,
-        )
-        return ChildProcess(order.executor_id, child, on_output)
+        theirs, ours = os.pipe()
+        inherited = [order.mark_fd, theirs] + ([] if order.socket_fd is None else [order.socket_fd])
+        try:
+            child = subprocess.Popen(
+                self.build_command(order, theirs),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=inherited,
+                start_new_session=True,
+                env=environment,
+                bufsize=0,
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return ChildProcess(order.executor_id, child, ours, on_output)
 
 
 class ChildProcess:
     """A child of ours, on Linux watched by pidfd and /proc."""
 
-    def __init__(self, executor_id: ExecutorId, child: subprocess.Popen[bytes], on_output: OutputCallback) -> None:
+    def __init__(
+        self, executor_id: ExecutorId, child: subprocess.Popen[bytes], lifeline_fd: int, on_output: OutputCallback
+    ) -> None:
         self.executor_id = executor_id
         self.pid = child.pid
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._child = child
+        self._lifeline_fd = lifeline_fd
+        """Our end of a pipe to which nothing is written: the child's group dies with it."""
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
         self._output_ended = asyncio.Event()
@@ -234,6 +247,7 @@ class ChildProcess:
         except (ProcessLookupError, PermissionError):
             pass
         self._child.wait()
+        os.close(self._lifeline_fd)
         self._exited.set()
         if self._on_exit is not None:
             self._on_exit()

@@ -19,7 +19,7 @@ import callyard
 from callyard import CallError, ErrorKind, Outcome, Result, UsageError, Worker, Yard
 from callyard.worker.builders import IterableSource
 from callyard.worker.outputs import CallableOutput, MemoryOutput
-from tests.e2e.processes import children_of, is_alive, kill, wait_gone
+from tests.e2e.processes import children_of, is_alive, kill, wait_gone, wait_until
 
 TARGET = Path(__file__).parents[1] / "functions_file.py"
 
@@ -214,7 +214,7 @@ async def test_close_stops_calls_that_outlive_the_deadline() -> None:
 
 @pytest.mark.requirement("X44")
 def test_a_killed_worker_leaves_no_executor(tmp_path: Path) -> None:
-    """SIGKILL of the worker while one executor sleeps, and one holds a tight loop."""
+    """SIGKILL of the worker while one call sleeps, one holds a tight loop, and one waits for a program."""
     script = tmp_path / "script.py"
     script.write_text(
         f"""
@@ -222,9 +222,9 @@ import asyncio
 from callyard import Worker
 
 async def main():
-    async with Worker({str(TARGET)!r}, executors=2) as worker:
-        calls = [asyncio.ensure_future(worker.call(name, [300.0])) for name in ("nap", "spin")]
-        while worker.statistics().inflight < 2:
+    async with Worker({str(TARGET)!r}, executors=3) as worker:
+        calls = [asyncio.ensure_future(worker.call(name, [300.0])) for name in ("nap", "spin", "program")]
+        while worker.statistics().inflight < 3:
             await asyncio.sleep(0.01)
         print("running", flush=True)
         await asyncio.gather(*calls)
@@ -236,9 +236,16 @@ asyncio.run(main())
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         executors = children_of(process.pid)
-        assert len(executors) >= 2
+        assert len(executors) >= 3
+        programs: list[int] = []
+
+        def started() -> bool:
+            programs[:] = [pid for executor in executors for pid in children_of(executor)]
+            return bool(programs)
+
+        wait_until(started, "the program started")
         process.kill()
-    wait_gone(executors)
+    wait_gone([*executors, *programs])
 
 
 @pytest.mark.requirement("X20")
