@@ -45,6 +45,7 @@ _CANCEL_REASONS: Final = {
     StopReason.SHUTTING_DOWN: CancelReason.SHUTTING_DOWN,
 }
 _DEFAULT_CONTEXT: Final = CallContext()
+NO_PARENT: Final = CallId("")
 _IDEMPOTENT: Final = Promises(idempotent=True)
 _UNPROMISED: Final = Promises()
 
@@ -269,9 +270,7 @@ class Actor:
                     if link is not None:
                         link.release(command.call_id, command.attempt_seq)
                 case c.BindCall():
-                    self._execute(self._bind(command, now_ms), now_ms)
-                case c.DispatchCall():
-                    self._dispatch(command, now_ms)
+                    self._bind(command, now_ms)
                 case c.BatchSettled():
                     self._listeners[command.task_id].on_batch_settled(command)
                 case c.ArmCallRetry():
@@ -283,25 +282,30 @@ class Actor:
                     self._listeners.pop(command.task_id).on_converged(command)
                 case c.StopCallProduction():
                     self._listeners[command.task_id].on_stop_production(command.reason)
+                case c.DispatchCall():
+                    raise AssertionError("a DispatchCall answers an ExecutorBound, in _bind")
                 case c.CompleteCallFromCache():
                     pass  # its result is in the batch; only a subcall's parent would have to be resumed
                 case _:
                     assert_never(command)
 
-    def _bind(self, command: c.BindCall, now_ms: int) -> list[SchedulerCommand]:
+    def _bind(self, command: c.BindCall, now_ms: int) -> None:
+        """Seat the attempt at its link and send it, in one step: nothing can come between."""
         link = self._links.get(command.executor_id)
         self._next_number += 1
         number = CallNumber(self._next_number)
         if link is None or not link.reserve(command.call_id, command.attempt_seq, number, command.budget_ms):
             refused = e.CallRefused(command.call_id, command.attempt_seq, "bind")
-            return self._scheduler.handle(refused, now_ms)
-        return self._scheduler.handle(e.ExecutorBound(command.call_id), now_ms)
+            self._execute(self._scheduler.handle(refused, now_ms), now_ms)
+            return
+        for dispatch in self._scheduler.handle(e.ExecutorBound(command.call_id), now_ms):
+            assert isinstance(dispatch, c.DispatchCall), f"a bound call is dispatched, not {dispatch}"
+            self._dispatch(dispatch, link, number, now_ms)
 
-    def _dispatch(self, command: c.DispatchCall, now_ms: int) -> None:
-        link = self._links[command.executor_id]
+    def _dispatch(self, command: c.DispatchCall, link: ExecutorLink, number: CallNumber, now_ms: int) -> None:
         target = command.target
         listener = self._listeners[command.task_id]
-        if listener.find_target(target.function_id) != target:
+        if listener.find_target(target.function_id) is not target:
             message = f"function {target.function_id!r} is not in the task's view of bundle {target.digest[:12]}"
             self._reject(command, ErrorKind.NOT_FOUND, message, now_ms)
             return
@@ -309,20 +313,21 @@ class Actor:
         context = _DEFAULT_CONTEXT
         if command.attempt != 1 or tenant != context.tenant:
             context = CallContext(attempt=command.attempt, tenant=tenant)
-        seat = link.seats[command.call_id, command.attempt_seq]
-        payload = ExecuteCallPayload(
-            task_id=command.task_id,
-            function_id=target.function_id,
-            function_code_digest=target.digest,
-            attempt_seq=command.attempt_seq,
-            args=msgspec.Raw(command.args),
-            call_number=seat.number,
-            row=listener.takes_rows,
-            strings=command.strings,
-            entry_selector=target.entry_selector,
-            call_budget_ms=command.budget_ms,
-            promises=_IDEMPOTENT if target.idempotent else _UNPROMISED,
-            context=context,
+        payload = ExecuteCallPayload(  # by position: this runs for every call
+            command.task_id,
+            target.function_id,
+            target.digest,
+            command.attempt_seq,
+            msgspec.Raw(command.args),
+            number,
+            listener.takes_rows,
+            command.strings,
+            target.entry_selector,
+            NO_PARENT,
+            command.budget_ms,
+            "",
+            _IDEMPOTENT if target.idempotent else _UNPROMISED,
+            context,
         )
         try:
             frame = encode_message(ExecuteCall(command.call_id, payload))

@@ -159,7 +159,7 @@ class ExecutorLink(asyncio.Protocol):
                         message.call_id,
                         payload.attempt_seq,
                         bytes(payload.output),
-                        tuple(payload.notes),
+                        tuple(payload.notes) if payload.notes else (),
                     )
                 )
             case CallFailed():
