@@ -8,8 +8,8 @@ from callyard.worker.config import ENVIRONMENT, WorkerConfig, setting_range
 
 HEAD = """# Settings
 
-By name to `Worker(…, name=value)` and `Yard(…)`; the command line also reads the variables. A value outside its range is
-refused with the range. `EXECUTOR_COUNT` 0 means the CPUs this process may use (affinity and cgroup quota).
+By name to `Worker(…, name=value)` and `Yard(…)`; the command line also reads the variables. A value outside its range
+is refused with the range. `EXECUTOR_COUNT` 0 means the CPUs this process may use (affinity and cgroup quota).
 
 | setting | default | range | variable |
 | --- | --- | --- | --- |

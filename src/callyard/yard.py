@@ -136,9 +136,7 @@ def only_function(worker: Worker) -> str | None:
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end on a loop of its own; beside a running loop, on a thread of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _has_running_loop():
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(work)
     results: list[T] = []
@@ -157,3 +155,11 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _has_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

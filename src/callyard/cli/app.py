@@ -4,19 +4,65 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 import callyard
 from callyard.cli.quantities import parse_duration_ms, parse_size_bytes
+from callyard.cli.screen import Screen
+from callyard.cli.start import Setup
 from callyard.errors import CallyardError, UsageError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+
+_EXECUTORS = "Executors"
+_STOPPING = "When calls fail"
+_OUTPUT = "Input and output"
+
+# A blank line between the lines of an epilog keeps them apart.
+_EPILOG = """\
+[bold]Examples[/bold]
+
+callyard list functions.py
+
+callyard call functions.py:distance origin=JFK dest=LAX
+
+callyard run functions.py:assess flights.jsonl -o out.jsonl
+"""
+_RUN_HELP = """\
+Run one call per row of CALLS and write one result per row, in order.
+
+A row is the arguments of one call: a JSON object (by name, or the whole row for a function with one object \
+parameter), a JSON array (by position), or a CSV row (by column). When FILE.py has several functions and none is \
+named, a row is {"function": …, "args": …}.
+
+A result is {"index":0,"ok":true,"output":…} or {"index":0,"ok":false,"error":{"kind":…,"message":…,"attempts":…}}.
+"""
+_RUN_EPILOG = """\
+[bold]Examples[/bold]
+
+callyard run prices.py:total orders.csv -o totals.jsonl
+
+callyard run prices.py:total orders.csv -o totals.jsonl --force --budget 30s --max-failures 100
+
+zcat calls.jsonl.gz | callyard run functions.py:assess - | jq .output
+
+[bold]Exit status[/bold]
+
+0 all succeeded (or at most --max-failures failed) · 1 some failed · 2 the command was wrong · 130 interrupted · \
+143 terminated
+"""
+_CALL_EPILOG = """\
+[bold]Examples[/bold]
+
+callyard call functions.py:distance origin=JFK dest=LAX
+
+callyard call functions.py:assess --json '{"flight": {"origin": "JFK", "dest": "LAX"}}'
+"""
 
 app = typer.Typer(
     name="callyard",
@@ -26,33 +72,39 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Run function calls on a pool of isolated Python executors.",
+    epilog=_EPILOG,
 )
-_errors = Console(stderr=True)
 
-Executors = Annotated[
-    int | None,
-    typer.Option("--executors", "-x", min=1, help="Executor processes. Default: the CPUs this process may use."),
-]
-StartTimeout = Annotated[
-    int | None,
-    typer.Option(
-        "--start-timeout", parser=parse_duration_ms, metavar="DURATION", help="Time to import the file. Default: 60s."
-    ),
-]
 Budget = Annotated[
     int | None,
     typer.Option(
         "--budget",
         parser=parse_duration_ms,
         metavar="DURATION",
-        help="Running time of one attempt, over what the function says (2s, 5m; 0s: unlimited).",
+        help="End an attempt that runs longer (2s, 5m; 0s: never). Default: what the function says.",
+        rich_help_panel=_STOPPING,
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show Callyard's own tracebacks and the failures' stacks.")]
 Include = Annotated[
     list[str] | None,
-    typer.Option("--include", metavar="GLOB", help="Data files the functions need, relative to the file's folder."),
+    typer.Option(
+        "--include",
+        metavar="GLOB",
+        help="Data files that the functions read, relative to the file's folder. May be repeated.",
+        rich_help_panel=_EXECUTORS,
+    ),
 ]
+StartTimeout = Annotated[
+    int | None,
+    typer.Option(
+        "--start-timeout",
+        parser=parse_duration_ms,
+        metavar="DURATION",
+        help="Time to import the file. Default: 60s.",
+        rich_help_panel=_EXECUTORS,
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, Callyard's own as well.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -67,77 +119,131 @@ def _root(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and leave.")
     ] = False,
 ) -> None:
-    """Function calls, admitted when there is room, sorted fairly, run on isolated Python executors."""
+    pass
 
 
-@app.command("run")
+@app.command("run", help=_RUN_HELP, epilog=_RUN_EPILOG)
 def run_command(
     target: Annotated[str, typer.Argument(metavar="FILE.py[:FUNCTION]", help="What to call.")],
-    calls: Annotated[str, typer.Argument(metavar="CALLS", help="A .jsonl or .csv file of calls, or - for stdin.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where results go; - is stdout.")] = "-",
-    executors: Executors = None,
-    budget: Budget = None,
-    max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", min=1, help="Most attempts of a call that may be retried.")
+    calls: Annotated[
+        str,
+        typer.Argument(metavar="CALLS", help="The rows: a .jsonl, .csv or .tsv file, or - for JSON lines on stdin."),
+    ],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE.jsonl",
+            help="Where results go; - is stdout.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "-",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an output that is not empty.", rich_help_panel=_OUTPUT)
+    ] = False,
+    append: Annotated[
+        bool, typer.Option("--append", help="Add to an output that is not empty.", rich_help_panel=_OUTPUT)
+    ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=0, metavar="N", help="Only the first N rows.", rich_help_panel=_OUTPUT),
     ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="jsonl|csv|tsv",
+            help="Of CALLS, when its name does not say.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    budget: Budget = None,
     max_failures: Annotated[
         int | None,
-        typer.Option("--max-failures", min=0, metavar="N", help="Stop after more than N failures; within N, exit 0."),
+        typer.Option(
+            "--max-failures",
+            min=0,
+            metavar="N",
+            help="Stop after more than N failed calls; with at most N the exit status is 0.",
+            rich_help_panel=_STOPPING,
+        ),
     ] = None,
-    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first failed call.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N calls.")] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", metavar="jsonl|csv|tsv", help="Of CALLS, when its name does not say.")
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop at the first failed call.", rich_help_panel=_STOPPING)
+    ] = False,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(
+            "--max-attempts",
+            min=1,
+            metavar="N",
+            help="Most attempts of a call that may be retried. Default: 3.",
+            rich_help_panel=_STOPPING,
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an output that is not empty.")] = False,
-    append: Annotated[bool, typer.Option("--append", help="Add to an output that is not empty.")] = False,
-    include: Include = None,
-    start_timeout: StartTimeout = None,
-    memory_watermark: Annotated[
+    executors: Annotated[
+        int | None,
+        typer.Option(
+            "--executors",
+            "-x",
+            min=1,
+            metavar="N",
+            help="Executor processes. Default: the CPUs this process may use.",
+            rich_help_panel=_EXECUTORS,
+        ),
+    ] = None,
+    executor_memory: Annotated[
         int | None,
         typer.Option(
             "--executor-memory",
             parser=parse_size_bytes,
             metavar="SIZE",
-            help="Resident memory from which an executor takes no more calls (512MiB).",
+            help="An executor above this resident size takes no more calls (512MiB). Default: no limit.",
+            rich_help_panel=_EXECUTORS,
         ),
     ] = None,
+    include: Include = None,
+    start_timeout: StartTimeout = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Run one call per line of CALLS and write one result per line, in order.
-
-    A line is the arguments of one call: an object (keywords, or the whole row for a function with one object parameter)
-    or an array. When FILE.py names no function and has several, a line is {"function": …, "args": …}.
-    """
     from callyard.cli.run import RunOptions, run_list
 
-    options = RunOptions(
-        target=target,
-        calls=calls,
-        output=output,
-        budget_ms=budget,
-        max_attempts=max_attempts,
-        max_failures=max_failures,
-        fail_fast=fail_fast,
-        limit=limit,
-        format=format,
-        existing="overwrite" if force else "append" if append else "refuse",
-        include=tuple(include or ()),
-        settings=_settings(
-            executor_count=executors, start_timeout_ms=start_timeout, executor_memory_high_watermark=memory_watermark
-        ),
-        quiet=quiet,
-        debug=debug,
-    )
-    _guard(debug, lambda: run_list(options, _errors))
+    def work(screen: Screen) -> int:
+        _refuse_both("--force", force, "--append", append)
+        _refuse_both("--fail-fast", fail_fast, "--max-failures", max_failures is not None)
+        options = RunOptions(
+            target=target,
+            calls=calls,
+            output=output,
+            format=format,
+            limit=limit,
+            existing="overwrite" if force else "append" if append else "refuse",
+            budget_ms=budget,
+            max_attempts=max_attempts,
+            max_failures=max_failures,
+            fail_fast=fail_fast,
+            setup=_setup(
+                include,
+                executor_count=executors,
+                start_timeout_ms=start_timeout,
+                executor_memory_high_watermark=executor_memory,
+            ),
+            quiet=quiet,
+            debug=debug,
+        )
+        return run_list(options, screen)
+
+    _guard(work, debug=debug)
 
 
-@app.command("call")
+@app.command("call", epilog=_CALL_EPILOG)
 def call_command(
     target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="What to call.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]…", help="Arguments, parsed by the parameters' types.")
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Arguments, read as the parameters' types say."),
     ] = None,
     json_arguments: Annotated[
         str | None, typer.Option("--json", metavar="JSON", help="The arguments as a JSON object or array.")
@@ -150,19 +256,17 @@ def call_command(
     """Run one call and print its value as JSON."""
     from callyard.cli.call import call_once
 
-    settings = _settings(executor_count=1, spare_executors=0, start_timeout_ms=start_timeout)
+    setup = _setup(include, executor_count=1, spare_executors=0, start_timeout_ms=start_timeout)
     _guard(
-        debug,
-        lambda: call_once(
-            target, arguments or [], json_arguments, budget, tuple(include or ()), settings, _errors, debug=debug
-        ),
+        lambda screen: call_once(target, arguments or [], json_arguments, budget, setup, screen),
+        debug=debug,
     )
 
 
 @app.command("list")
 def list_command(
     target: Annotated[Path, typer.Argument(metavar="FILE.py", help="Whose functions to list.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, with JSON Schemas, as one JSON array.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, with JSON Schemas, as one JSON object.")] = False,
     include: Include = None,
     start_timeout: StartTimeout = None,
     debug: Debug = False,
@@ -170,29 +274,34 @@ def list_command(
     """List a file's functions: names, signatures, promises."""
     from callyard.cli.listing import list_functions
 
-    settings = _settings(executor_count=1, spare_executors=0, start_timeout_ms=start_timeout)
-    _guard(debug, lambda: list_functions(target, tuple(include or ()), settings, as_json=as_json))
+    setup = _setup(include, executor_count=1, spare_executors=0, start_timeout_ms=start_timeout)
+    _guard(lambda screen: list_functions(target, setup, screen, as_json=as_json), debug=debug)
 
 
-def _settings(**settings: Any) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value is not None}
+def _setup(include: list[str] | None, **settings: Any) -> Setup:
+    given = {name: value for name, value in settings.items() if value is not None}
+    return Setup(include=tuple(include or ()), settings=given)
 
 
-def _guard(debug: bool, work: Any) -> NoReturn:
+def _refuse_both(one: str, has_one: bool, other: str, has_other: bool) -> None:
+    if has_one and has_other:
+        raise UsageError(f"{one} and {other} exclude each other: give one of them")
+
+
+def _guard(work: Callable[[Screen], int], *, debug: bool) -> NoReturn:
     """Run a command; turn what it raises into a message and an exit status."""
+    screen = Screen()
     try:
-        status = work()
-    except KeyboardInterrupt:
-        _errors.print("interrupted", style="yellow")
-        status = EXIT_INTERRUPTED
-    except CallyardError as error:
+        status = work(screen)
+    except Exception as error:  # noqa: BLE001  # the last place where a message can be made of it
         if debug:
-            traceback.print_exc()
-        _errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        status = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+            screen.say(traceback.format_exc().rstrip(), style="dim")
+        screen.say(f"error: {_explain(error)}", style="red")
+        status = EXIT_USAGE if isinstance(error, UsageError | OSError) else EXIT_FAILED
     sys.exit(status)
 
 
-def main() -> None:
-    """The `callyard` command."""
-    app()
+def _explain(error: Exception) -> str:
+    if isinstance(error, CallyardError | OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (a fault of Callyard; --debug shows where)"

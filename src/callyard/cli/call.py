@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
-from callyard.errors import KIND_RULES, UsageError
-from callyard.functions.registry import Registry
-from callyard.worker.worker import Worker
-from callyard.yard import only_function, run_sync, split_target
+from callyard.cli.interrupts import Interrupts
+from callyard.cli.screen import Screen
+from callyard.cli.start import Setup, run_command, started_worker
+from callyard.cli.streams import check_stdout, write_stdout
+from callyard.errors import KIND_RULES, CallFailure, UsageError
+from callyard.yard import only_function, split_target
 
 
 def call_once(
@@ -20,40 +20,37 @@ def call_once(
     arguments: Sequence[str],
     json_arguments: str | None,
     budget_ms: int | None,
-    include: tuple[str, ...],
-    settings: Mapping[str, Any],
-    console: Console,
-    *,
-    debug: bool,
+    setup: Setup,
+    screen: Screen,
 ) -> int:
-    """Run it; the exit status: 0, or 1 when the call failed."""
+    """Run it; the exit status: 0, or 1 when the call failed. Raises UsageError when the command itself was wrong."""
     path, function = split_target(target)
     strings = json_arguments is None
     args = parse_arguments(arguments) if json_arguments is None else parse_json(json_arguments, arguments)
+    check_stdout()
 
-    async def work() -> int:
-        async with Worker(Registry.for_target(path, include=include), **settings) as worker:
+    async def work(_: Interrupts) -> int:
+        async with started_worker(path, setup, screen) as worker:
             name = function or only_function(worker)
             if name is None:
-                names = ", ".join(spec.name for spec in worker.functions())
+                names = ", ".join(worker.registry.names())
                 raise UsageError(f"{path} has several functions: write {path}:NAME with one of {names}")
             result = await worker.call_result(name, args, strings=strings, budget_ms=budget_ms)
         if result.raw is not None:
-            sys.stdout.buffer.write(result.raw + b"\n")
-            sys.stdout.buffer.flush()
+            write_stdout(result.raw + b"\n")
             return 0
-        failure = result.error
-        assert failure is not None
-        console.print(
-            f"{failure.kind.value}: {failure.message}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        if failure.stack:
-            console.print(failure.stack, markup=False, highlight=False, soft_wrap=True)
-        elif debug:
-            console.print(KIND_RULES[failure.kind].summary)
+        assert result.error is not None
+        _show_failure(result.error, screen)
         return 1
 
-    return run_sync(work())
+    return run_command(work, screen)
+
+
+def _show_failure(failure: CallFailure, screen: Screen) -> None:
+    """The function's own traceback, then the kind in words and the message."""
+    if failure.stack:
+        screen.say(failure.stack.rstrip(), style="dim")
+    screen.say(f"{failure.kind.value} ({KIND_RULES[failure.kind].summary}): {failure.message}", style="red")
 
 
 def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
@@ -62,7 +59,7 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
     for word in arguments:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"expected NAME=VALUE, got {word!r}; for other arguments use --json")
+            raise UsageError(f"expected NAME=VALUE, got {word!r}; for other arguments use --json '[…]'")
         if name in parsed:
             raise UsageError(f"argument {name!r} is given twice")
         parsed[name] = value
@@ -75,8 +72,8 @@ def parse_json(text: str, arguments: Sequence[str]) -> Any:
         raise UsageError("give the arguments as NAME=VALUE words or by --json, not both")
     try:
         args = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise UsageError(f"--json is no JSON: {error}") from error
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise UsageError(f"--json is no JSON: {error}; expected an object or an array, got {text!r}") from error
     if not isinstance(args, dict | list):
-        raise UsageError(f"--json must be an object or an array, got {text!r}")
+        raise UsageError(f"--json must be an object (by name) or an array (by position), got {text!r}")
     return args

@@ -2,46 +2,72 @@
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from callyard.cli.interrupts import Interrupts
+from callyard.cli.screen import Screen
+from callyard.cli.start import Setup, run_command, started_worker
+from callyard.cli.streams import check_stdout, clean, write_stdout
 from callyard.errors import UsageError
 from callyard.functions.registry import FunctionSpec, Registry
-from callyard.worker.worker import Worker
-from callyard.yard import run_sync, split_target
+from callyard.yard import split_target
 
 
-def list_functions(target: Path, include: tuple[str, ...], settings: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print the functions; exit status 0."""
+class Listing(msgspec.Struct, frozen=True):
+    """What `list --json` prints."""
+
+    file: str
+    digest: str
+    installed_packages: tuple[str, ...]
+    """Distributions outside the bundle that it imports, as `name==version`."""
+    functions: list[FunctionSpec]
+
+
+def list_functions(target: Path, setup: Setup, screen: Screen, *, as_json: bool) -> int:
+    """Print the functions; exit status 0. Raises UsageError when the file is no target."""
     path, function = split_target(target)
     if function is not None:
         raise UsageError(f"list takes a file, not a function: callyard list {path}")
+    check_stdout()
 
-    async def describe() -> list[FunctionSpec]:
-        async with Worker(Registry.for_target(path, include=include), **settings) as worker:
-            return worker.functions()
+    async def work(_: Interrupts) -> int:
+        async with started_worker(path, setup, screen) as worker:
+            registry = worker.registry
+        if as_json:
+            listing = Listing(str(path), registry.bundle.digest, registry.installed_packages, registry.specs())
+            write_stdout(msgspec.json.format(msgspec.json.encode(listing)) + b"\n")
+        else:
+            write_stdout(_render(_describe(registry)))
+        return 0
 
-    specs = run_sync(describe())
-    if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(specs)) + b"\n")
-        return 0
-    console = Console(highlight=False)
-    if not specs:
-        console.print(f"{path} has no functions: mark one with @function")
-        return 0
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("function", "promises", "description"):
-        table.add_column(column, overflow="fold")
-    for spec in specs:
-        table.add_row(spec.signature, _promises(spec), spec.description.strip().partition("\n")[0])
-    console.print(table)
-    return 0
+    return run_command(work, screen)
+
+
+def _describe(registry: Registry) -> Iterable[Text]:
+    """A line for each function, its promises behind, and its description below."""
+    for spec in registry:
+        promises = _promises(spec)
+        yield Text.assemble((clean(spec.signature), "bold"), (f"  [{promises}]" if promises else "", "green"))
+        if description := clean(spec.description).strip().partition("\n")[0]:
+            yield Text(f"    {description}")
+    if registry.installed_packages:
+        yield Text(f"imports {', '.join(registry.installed_packages)}", style="dim")
+
+
+def _render(lines: Iterable[Text]) -> bytes:
+    """With colours where stdout is a terminal, and never wrapped: pipes need whole lines."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, force_terminal=sys.stdout.isatty())
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    return buffer.getvalue().encode("utf-8", "backslashreplace")
 
 
 def _promises(spec: FunctionSpec) -> str:
@@ -49,4 +75,4 @@ def _promises(spec: FunctionSpec) -> str:
     if declared.get("pure"):
         declared.pop("idempotent", None)
     shown = [name if value is True else f"{name}={value}" for name, value in declared.items() if value not in ((), [])]
-    return ", ".join(shown) or "none"
+    return ", ".join(shown)

@@ -7,46 +7,62 @@ from typing import Final
 
 import typer
 
-_QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+DURATION_MS_MAX: Final = 30 * 24 * 3_600_000
+SIZE_BYTES_MAX: Final = 1 << 50
+_QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)", re.ASCII)
 _DURATIONS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_BINARY: Final = (1 << 10, 1 << 20, 1 << 30)
 _SIZES: Final = {
-    "": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9,
-    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
+    **dict.fromkeys(("", "b"), 1),
+    **dict(zip(("k", "m", "g"), _BINARY, strict=True)),
+    **dict(zip(("kib", "mib", "gib"), _BINARY, strict=True)),
+    **dict(zip(("kb", "mb", "gb"), (10**3, 10**6, 10**9), strict=True)),
 }
+"""By lower-case unit; a bare letter is binary, as in `docker run --memory 512m`."""
 
 
 def parse_duration_ms(text: str) -> int:
     """Whole milliseconds of `250ms`, `2s`, `1.5m`, `1h`. Raises typer.BadParameter."""
     match = _QUANTITY.fullmatch(text.strip())
-    if match is None or match[2] not in _DURATIONS_MS:
-        raise typer.BadParameter(f"expected a duration such as 250ms, 2s or 5m, got {text!r}")
-    return round(float(match[1]) * _DURATIONS_MS[match[2]])
+    if match is None or (match[2] not in _DURATIONS_MS and float(match[1]) != 0):
+        raise typer.BadParameter(f"expected a duration such as 250ms, 2s, 5m or 1h, got {text!r}")
+    milliseconds = float(match[1]) * _DURATIONS_MS.get(match[2], 0)
+    if milliseconds > DURATION_MS_MAX:
+        raise typer.BadParameter(f"expected at most {DURATION_MS_MAX // 3_600_000}h, got {text!r}")
+    if 0 < milliseconds < 1:
+        raise typer.BadParameter(f"expected at least 1ms, or 0s, got {text!r}")
+    return round(milliseconds)
 
 
 def parse_size_bytes(text: str) -> int:
     """Bytes of `64MiB`, `1GB`, `512`. Raises typer.BadParameter."""
     match = _QUANTITY.fullmatch(text.strip())
-    if match is None or match[2] not in _SIZES:
-        raise typer.BadParameter(f"expected a size such as 64MiB or 1GB, got {text!r}")
-    return round(float(match[1]) * _SIZES[match[2]])
+    if match is None or match[2].lower() not in _SIZES:
+        raise typer.BadParameter(f"expected a size such as 512MiB or 1GB, got {text!r}")
+    size = float(match[1]) * _SIZES[match[2].lower()]
+    if size > SIZE_BYTES_MAX:
+        raise typer.BadParameter(f"expected at most {SIZE_BYTES_MAX >> 30}GiB, got {text!r}")
+    return round(size)
 
 
 def show_duration(milliseconds: float) -> str:
-    """`0.84 s`, `12.3 s`, `4 min 05 s`, `1 h 02 min`."""
-    seconds = milliseconds / 1_000
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    """`0.84 s`, `12.3 s`, `30 s`, `4 min 05 s`, `1 h 02 min`."""
+    tenths = round(milliseconds / 100)
+    if tenths < 100:
+        return f"{milliseconds / 1_000:.2f}".removesuffix(".00") + " s"
+    if tenths < 600:
+        return f"{tenths / 10:.1f}".removesuffix(".0") + " s"
+    minutes, seconds = divmod(round(milliseconds / 1_000), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {seconds:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def show_size(size: int) -> str:
     """`812 kB`, `64.2 MB`, `3.1 GB`."""
     value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1_000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit in ("B", "kB") else f"{value:.1f} {unit}"
+    for unit in ("B", "kB", "MB"):
+        if round(value) < 1_000:
+            return f"{value:.1f} {unit}" if unit == "MB" else f"{value:.0f} {unit}"
         value /= 1_000
-    raise AssertionError("unreachable")
+    return f"{value:.1f} GB"

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-from rich.console import Console
-
+from callyard.cli.calls import CallList, Tally
+from callyard.cli.interrupts import Interrupts, exit_status
 from callyard.cli.progress import show_progress
 from callyard.cli.quantities import show_duration, show_size
-from callyard.errors import KIND_RULES
-from callyard.functions.registry import Registry
-from callyard.ids import ExecutorId
+from callyard.cli.screen import Screen, is_plain_file
+from callyard.cli.start import Setup, run_command, started_worker
+from callyard.errors import KIND_RULES, UsageError
 from callyard.scheduler import StopReason
-from callyard.worker.builders import CallSource, Row, open_source
-from callyard.worker.config import WorkerConfig
-from callyard.worker.outputs import Existing, OutputClosed, open_output
+from callyard.worker.builders import JsonlSource, open_source
+from callyard.worker.outputs import Existing, OutputClosed, check_output, open_output
 from callyard.worker.results import RunSummary
 from callyard.worker.worker import Run, Worker
-from callyard.yard import only_function, run_sync, split_target
+from callyard.yard import only_function, split_target
 
 INTERRUPT_GRACE_S: Final = 3.0
 """How long running calls may finish after the first Ctrl-C."""
+LEAVE_AFTER_S: Final = 2.0
+"""Stopping takes well under a second; a press so long after the second one ends what does not stop."""
+ALIKE_SHOWN_MAX: Final = 5
+"""Groups of failures shown for one kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,153 +37,147 @@ class RunOptions:
     target: str
     calls: str
     output: str
+    format: str | None
+    limit: int | None
+    existing: Existing
     budget_ms: int | None
     max_attempts: int | None
     max_failures: int | None
     fail_fast: bool
-    limit: int | None
-    format: str | None
-    existing: Existing
-    include: tuple[str, ...]
-    settings: Mapping[str, Any]
+    setup: Setup
     quiet: bool
     debug: bool
 
 
-def run_list(options: RunOptions, console: Console) -> int:
+def run_list(options: RunOptions, screen: Screen) -> int:
     """Run it; the exit status. Raises UsageError when the command itself was wrong."""
-    return run_sync(_run_list(options, console))
+    return run_command(lambda interrupts: _run(options, screen, interrupts), screen)
 
 
-class _Interrupts:
-    """Ctrl-C and SIGTERM: first let running calls finish for a moment, then stop them; during the start, leave."""
-
-    def __init__(self, console: Console) -> None:
-        self.signal_number = 0
-        self.run: Run | None = None
-        self._console = console
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._on_signal, number)
-
-    def _on_signal(self, number: int) -> None:
-        again = self.signal_number != 0
-        self.signal_number = number
-        if self.run is None:
-            assert self._task is not None
-            self._task.cancel()
-        elif again:
-            self.run.stop()
-        else:
-            self._console.print(
-                f"stopping: running calls get {INTERRUPT_GRACE_S:.0f} s to finish; once more stops them now",
-                style="yellow",
-            )
-            self.run.stop(cancel_running=False)
-            self._loop.call_later(INTERRUPT_GRACE_S, self.run.stop)
-
-    def close(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.remove_signal_handler(number)
-
-
-async def _run_list(options: RunOptions, console: Console) -> int:
-    interrupts = _Interrupts(console)
-    try:
-        return await _run(options, console, interrupts)
-    except asyncio.CancelledError:
-        if not interrupts.signal_number:
-            raise
-        console.print("interrupted before the first call", style="yellow")
-        return 128 + interrupts.signal_number
-    finally:
-        interrupts.close()
-
-
-async def _run(options: RunOptions, console: Console, interrupts: _Interrupts) -> int:
+async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> int:
     path, function = split_target(options.target)
-    config = WorkerConfig.from_environment(os.environ, **options.settings)
-    registry = Registry.for_target(path, include=options.include)
-
-    def show_output(executor_id: ExecutorId, line: str) -> None:
-        console.print(f"{executor_id} | {line}", markup=False, highlight=False, soft_wrap=True)
-
-    async with Worker(registry, config=config, on_output=show_output) as worker:
+    source = open_source(options.calls, options.format)
+    check_output(options.output, existing=options.existing, source=options.calls)
+    calls = CallList(source, options.limit)
+    async with started_worker(path, options.setup, screen) as worker:
         name = function or only_function(worker)
-        source = open_source(options.calls, format=options.format, named=name is None)
-        sink = open_output(options.output, existing=options.existing, source=options.calls)
-        limited: CallSource = source if options.limit is None else _Limited(source, options.limit)
+        if name is not None:
+            worker.registry.get(name)  # a wrong name must not cost the old output
+        elif isinstance(source, JsonlSource):
+            source.named = True
+        else:
+            raise UsageError(
+                f"{options.calls}: rows of a CSV file name no function, and {path} has several:"
+                f" write {path}:NAME with one of {', '.join(worker.registry.names())}"
+            )
+        tally = Tally(open_output(options.output, existing=options.existing, source=options.calls), calls)
         run = worker.open_run(
             name,
-            limited,
-            sink,
+            calls,
+            tally,
             max_attempts=options.max_attempts,
             budget_ms=options.budget_ms,
             max_failures=options.max_failures,
             fail_fast=options.fail_fast,
         )
-        interrupts.run = run
-        if not options.quiet:
-            budget = "no budget" if options.budget_ms is None else f"budget {show_duration(options.budget_ms)}"
-            console.print(f"{len(worker.slots())} executors, {budget} unless a function names one", style="dim")
-        shown = asyncio.ensure_future(show_progress(console, worker, run)) if not options.quiet else None
+        interrupts.handler = _Stopper(run, screen, interrupts)
         try:
-            summary = await run.wait()
+            async with _shown(options, screen, worker, run, name):
+                summary = await run.wait()
         except OutputClosed:
             return 0  # the reader of our output has seen enough
-        finally:
-            if shown is not None:
-                shown.cancel()
-                await asyncio.wait([shown])
-        interrupts.run = None if summary.stop_reason is None else run
+        number = interrupts.number
     if not options.quiet:
-        show_summary(console, summary, debug=options.debug)
-    if interrupts.signal_number:
-        return 128 + interrupts.signal_number
-    allowed = options.max_failures or 0
-    return 0 if summary.failed <= allowed and summary.stop_reason is None else 1
+        show_summary(screen, summary, tally, calls, options)
+    if number:
+        return exit_status(number)
+    return 0 if summary.failed <= (options.max_failures or 0) and summary.stop_reason is None else 1
 
 
-class _Limited:
-    """The first rows of a source."""
+class _Stopper:
+    """Signals during a run: first let running calls finish for a moment, then stop them, and if need be leave."""
 
-    def __init__(self, source: CallSource, limit: int) -> None:
-        self.name = source.name
-        self.total: int | None = limit if source.total is None else min(limit, source.total)
-        self.may_block = source.may_block
-        self._source = source
+    def __init__(self, run: Run, screen: Screen, interrupts: Interrupts) -> None:
+        self._run = run
+        self._screen = screen
+        self._interrupts = interrupts
+        self._stopped_at_s = 0.0
 
-    @property
-    def read_fraction(self) -> float | None:
-        return None  # of the whole source, which will not be read
+    def __call__(self, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        if count == 1:
+            self._run.stop(cancel_running=False)
+            loop.call_later(INTERRUPT_GRACE_S, self._run.stop)
+            self._screen.say(
+                f"stopping: running calls get {INTERRUPT_GRACE_S:.0f} s to finish; once more stops them now",
+                style="yellow",
+            )
+        elif count == 2:
+            self._stopped_at_s = loop.time()
+            self._screen.say("stopping now", style="yellow")
+            self._run.stop()
+        elif loop.time() - self._stopped_at_s > LEAVE_AFTER_S:  # a key that is hammered must not cost the results
+            self._interrupts.leave()
 
-    def rows(self) -> Iterator[Row]:
-        return islice(self._source.rows(), self.total)
+
+@asynccontextmanager
+async def _shown(
+    options: RunOptions, screen: Screen, worker: Worker, run: Run, function: str | None
+) -> AsyncIterator[None]:
+    """Show the run while the body waits for it. A fault of the display is raised when the run is over."""
+    if options.quiet:
+        yield
+        return
+    budget = "no budget unless the function names one"
+    if options.budget_ms:
+        budget = f"budget {show_duration(options.budget_ms)} a call"
+    elif options.budget_ms == 0:
+        budget = "no budget"
+    named = "" if function is not None else f"; each row names its function: {', '.join(worker.registry.names())}"
+    executors = len(worker.slots())
+    screen.say(f"{executors} {'executor' if executors == 1 else 'executors'}, {budget}{named}", style="dim")
+    # A bar needs the terminal for itself: results on the same one, or in a pipe to what prints there, would tear it.
+    alone = options.output != "-" or is_plain_file(1)
+    scrolling = options.output == "-" and os.isatty(1)
+    shown = asyncio.ensure_future(
+        show_progress(screen, worker, run, bar=screen.is_terminal and alone, lines=not scrolling)
+    )
+    try:
+        yield
+    finally:
+        shown.cancel()
+        await asyncio.wait([shown])
+    if not shown.cancelled():
+        shown.result()
 
 
-def show_summary(console: Console, summary: RunSummary, *, debug: bool) -> None:
-    """Calls, failures by kind with an example each, time, rate, peak memory."""
-    console.print(
+def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallList, options: RunOptions) -> None:
+    """Calls, failures that are alike with an example each, time, rate, peak memory."""
+    screen.say(
         f"{summary.calls:,} calls: {summary.ok:,} ok, {summary.failed:,} failed in {show_duration(summary.elapsed_ms)}"
         f" ({summary.calls_per_second:,.0f}/s), worker's peak memory {show_size(summary.peak_memory_bytes)}",
         style="bold",
-        highlight=False,
     )
     if summary.stop_reason is not None:
-        console.print(f"stopped early: {_STOPPED[summary.stop_reason]}", style="yellow", highlight=False)
-    for kind, group in sorted(summary.failures.items(), key=lambda item: -item[1].count):
-        failure = group.example
-        console.print(f"  {group.count:,} {kind.value}: {KIND_RULES[kind].summary}", style="red", highlight=False)
-        line = failure.details.get("line")
-        where = f"call {group.example_index}" + (f", line {line}" if line is not None else "")
-        console.print(f"      {where}: {failure.message}", markup=False, highlight=False, soft_wrap=True)
-        if debug and failure.stack:
-            console.print(failure.stack, markup=False, highlight=False, soft_wrap=True)
+        done = calls.is_done(summary.calls)
+        rest = "" if done else f"; rows from call {summary.calls} on were not run and have no line"
+        screen.say(f"stopped early: {_STOPPED[summary.stop_reason]}{rest}", style="yellow")
+    for kind in sorted(tally.kinds, key=tally.count, reverse=True):
+        screen.say(f"  {tally.count(kind):,} {kind.value}: {KIND_RULES[kind].summary}", style="red")
+        groups, rest_count = tally.most_frequent(kind, ALIKE_SHOWN_MAX)
+        for alike in groups:
+            many = f"{alike.count:,} such as " if alike.count > 1 else ""
+            screen.say(f"      {many}{alike.where}: {alike.message}")
+            if options.debug and alike.failure.stack:
+                screen.say(alike.failure.stack, style="dim")
+        if rest_count:
+            screen.say(f"      {rest_count:,} with other messages")
+    if summary.failed and options.output != "-":
+        screen.say(f"all of them: grep '\"ok\":false' {shlex.quote(options.output)}", style="dim")
 
 
 _STOPPED: Final[Mapping[StopReason, str]] = {
-    StopReason.CANCELLED: "interrupted; the calls that ran are in the output",
+    StopReason.CANCELLED: "interrupted",
     StopReason.DEADLINE: "the deadline passed",
     StopReason.SHUTTING_DOWN: "the worker was shut down",
     StopReason.FAIL_FAST: "a call failed, and --fail-fast was given",

@@ -80,7 +80,9 @@ class Registry:
         Raises `UsageError` when the bundle cannot be loaded, `ProtocolError` when the answer is not one to this bundle.
         """
         if described.error is not None:
-            raise UsageError(described.error.message)
+            error = UsageError(described.error.message)
+            error.add_note(str(described.error.details.get("stack", "")))  # for --debug, and for tracebacks
+            raise error
         if described.function_code_digest != self.bundle.digest:
             raise ProtocolError(f"described digest {described.function_code_digest!r}, expected {self.bundle.digest!r}")
         if len(described.functions) > FUNCTIONS_MAX:

@@ -227,7 +227,8 @@ class Scheduler:
 
         Cost does not grow with the number of ready calls (X7, X23).
         """
-        self._check_writer()
+        if self._guard is not None:
+            self._guard()
         entered = self._ring_entries
         for digest in list(self._rings):
             task = self._next_in_turn(digest)
@@ -291,7 +292,8 @@ class Scheduler:
 
     def handle(self, event: SchedulerEvent, now_ms: int) -> list[SchedulerCommand]:
         """Take one fact; return what it orders. Raises `ProtocolError` when a peer broke its bounds."""
-        self._check_writer()
+        if self._guard is not None:
+            self._guard()
         match event:
             case e.ExecutorBound():
                 return self._on_bound(event)
@@ -909,6 +911,10 @@ class Scheduler:
         """Whether the task may still commit batches."""
         task = self._tasks.get(task_id)
         return task is not None and task.production_open and task.stop_reason is None
+
+    def find_call(self, call_id: CallId) -> Call | None:
+        """To look at, not to change; None: it is gone."""
+        return self._calls.get(call_id)
 
     def progress(self, task_id: TaskId) -> TaskProgress | None:
         """A task's counts now; None once it converged."""

@@ -1,10 +1,10 @@
-"""The scheduler's world: the real Scheduler, CreditWindow and ReorderBuffer among fake executors, links, builders, sinks.
+"""The scheduler's world: the real core, CreditWindow and ReorderBuffer among fake executors, links, builders, sinks.
 
-`SchedulerWorld` plays the worker's actor and its adapter. Everything that may go wrong between them and an executor does,
-as the seed draws it: see `Faults`. What is checked: the scheduler's invariants after each turn (sampled), that the
-epilogue left nothing to settle, that core and adapter hold the same reservations, that credits stay within their window;
-and in the end one result per index in order, that results say what the executors' log says of attempts and effects, and
-that nothing is left behind.
+`SchedulerWorld` plays the worker's actor and its adapter. Everything that may go wrong between them and an executor
+does, as the seed draws it: see `Faults`. What is checked: the scheduler's invariants after each turn (sampled), that
+the epilogue left nothing to settle, that core and adapter hold the same reservations, that credits stay within their
+window; and in the end one result per index in order, that results say what the executors' log says of attempts and
+effects, and that nothing is left behind.
 """
 
 from __future__ import annotations
@@ -414,7 +414,7 @@ class SchedulerWorld:
             elif rng.random() < faults.crash:
                 link.executor.die()
                 self._later(lambda link=link: self._lose(link, "signalled"))  # type: ignore[misc]
-            elif link.idle_ticks > 4 and len(self._digests) > 1:
+            elif link.idle_ticks > 4 and not link.reserved and len(self._digests) > 1:
                 self._lose(link, "recycled")  # it may be bound to the bundle that nobody asks for
             link.idle_ticks = 0 if link.reserved else link.idle_ticks + 1
             if rng.random() < faults.full_outbox:

@@ -52,4 +52,3 @@ def _remove_abandoned(parent: Path) -> None:
             remove_tree(folder)
         finally:
             os.close(fd)
-

@@ -39,7 +39,7 @@ from callyard.worker.feeds import InlineFeed, ThreadFeed
 from callyard.worker.link import ExecutorLink
 from callyard.worker.outputs import OutputSink
 from callyard.worker.pool import Pool, SlotView
-from callyard.worker.results import FailureGroup, Result, RunProgress, RunSummary
+from callyard.worker.results import FailureGroup, Result, RunningCall, RunProgress, RunSummary
 from callyard.worker.run_folder import RunFolder
 from callyard.worker.spawner import OutputCallback, ProcessSpawner, Spawner
 from callyard.worker.task_run import SingleCall, TaskRun
@@ -292,6 +292,18 @@ class Worker:
 
     def statistics(self) -> SchedulerStatistics:
         return self._running().statistics()
+
+    def running(self) -> list[RunningCall]:
+        """Calls that have begun and not ended, the one sent first first."""
+        if self._pool is None or self._actor is None:
+            return []
+        found = ((executor_id, self._actor.find_call(call_id)) for call_id, executor_id in self._pool.begun())
+        return [RunningCall(*call, executor_id) for executor_id, call in found if call is not None]
+
+    @property
+    def last_loss(self) -> str:
+        """How the last executor ended that ended by itself; empty: none did."""
+        return "" if self._pool is None else self._pool.last_loss
 
     # --- inside -------------------------------------------------------------------------------------------------
 

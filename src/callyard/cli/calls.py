@@ -1,0 +1,152 @@
+"""The call list and its results as `run` sees them: which line a call is from, and which failures are alike."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from callyard.errors import CallFailure, ErrorKind
+from callyard.scheduler import CallResult
+from callyard.worker.builders import CsvSource, JsonlSource, Row
+from callyard.worker.outputs import OutputSink
+
+PATTERNS_MAX: Final = 100
+"""Different messages told apart for one kind; the rest are counted together."""
+_PATTERN_CHARACTERS: Final = 300
+_VARYING: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\b0x[0-9a-f]+|\d[\d.,_]*")
+"""The parts of a message that differ from call to call: quoted text and numbers."""
+_PLACE: Final = re.compile(r'^  File "([^"<]+)", line (\d+)', re.MULTILINE)
+
+
+class CallList:
+    """A source, cut off at `limit` rows, that remembers at which line each row began.
+
+    Of the lines only the changes of the distance between line and index are kept, and those only until the results of
+    the rows before were written.
+    """
+
+    def __init__(self, source: JsonlSource | CsvSource, limit: int | None) -> None:
+        self.name = source.name
+        self.total = source.total
+        self.may_block = source.may_block
+        self._source = source
+        self._limit = limit
+        self._taken = 0
+        self._ended = False
+        self._starts: deque[tuple[int, int]] = deque()
+        """From this index on, a row's line is its index and this much."""
+
+    @property
+    def read_fraction(self) -> float | None:
+        read = self._source.read_fraction
+        if self._limit is None:
+            return read
+        return max(read or 0.0, min(1.0, self._taken / self._limit) if self._limit else 1.0)
+
+    def rows(self) -> Iterator[Row]:
+        source, limit = self._source, self._limit
+        rows = source.rows()
+        distance = 0
+        try:
+            while limit is None or self._taken < limit:
+                row = next(rows, None)
+                if row is None:
+                    break
+                if source.line_number - row.index != distance:
+                    distance = source.line_number - row.index
+                    self._starts.append((row.index, distance))
+                self._taken += 1
+                yield row
+            self._ended = True
+        finally:
+            source.close()
+
+    def is_done(self, count: int) -> bool:
+        """Whether these first rows are all that were wanted."""
+        return self._ended and count == self._taken
+
+    def find_line(self, index: int) -> int | None:
+        """The line of a row whose result was not written yet; None: not known."""
+        found = None
+        for first, distance in tuple(self._starts):  # a thread may append meanwhile
+            if first > index:
+                break
+            found = index + distance
+        return found
+
+    def forget_before(self, index: int) -> None:
+        starts = self._starts
+        while len(starts) > 1 and starts[1][0] <= index:
+            starts.popleft()
+
+
+class Alike(msgspec.Struct):
+    """Failures of one kind whose messages differ in numbers and quoted text only."""
+
+    count: int
+    index: int
+    """The first such call."""
+    line: int | None
+    failure: CallFailure
+
+    @property
+    def where(self) -> str:
+        """`call 3, line 5`; the message of a bad line names the line itself."""
+        known = self.line is not None and "line" not in self.failure.details
+        return f"call {self.index}, line {self.line}" if known else f"call {self.index}"
+
+    @property
+    def message(self) -> str:
+        """With the place in the user's code that raised, where there is one."""
+        places = _PLACE.findall(self.failure.stack)
+        if not places:
+            return self.failure.message
+        file, line = next((place for place in reversed(places) if not os.path.isabs(place[0])), places[-1])
+        return f"{self.failure.message} ({file}:{line})"
+
+
+class Tally:
+    """A sink in front of the output that counts the failures that are alike."""
+
+    def __init__(self, sink: OutputSink, calls: CallList) -> None:
+        self.kinds: dict[ErrorKind, dict[str, Alike]] = {}
+        self.others: dict[ErrorKind, int] = {}
+        """Failures beyond `PATTERNS_MAX`."""
+        self._sink = sink
+        self._calls = calls
+        self.flush = sink.flush
+        self.close = sink.close
+        self.abort = sink.abort
+
+    def write(self, results: Sequence[CallResult]) -> None:
+        for result in results:
+            if result.failure is not None:
+                self._count(result.index, result.failure)
+        self._sink.write(results)
+        if results:
+            self._calls.forget_before(results[-1].index + 1)
+
+    def _count(self, index: int, failure: CallFailure) -> None:
+        alike = self.kinds.setdefault(failure.kind, {})
+        pattern = _VARYING.sub("#", failure.message[:_PATTERN_CHARACTERS])
+        known = alike.get(pattern)
+        if known is not None:
+            known.count += 1
+        elif len(alike) < PATTERNS_MAX:
+            alike[pattern] = Alike(1, index, self._calls.find_line(index), failure)
+        else:
+            self.others[failure.kind] = self.others.get(failure.kind, 0) + 1
+
+    def count(self, kind: ErrorKind) -> int:
+        return sum(alike.count for alike in self.kinds[kind].values()) + self.others.get(kind, 0)
+
+    def most_frequent(self, kind: ErrorKind, shown_max: int) -> tuple[list[Alike], int]:
+        """The groups with most failures, in the order of their first, and how many failures are in none of them."""
+        ordered = sorted(self.kinds[kind].values(), key=lambda alike: -alike.count)[:shown_max]
+        rest = self.count(kind) - sum(alike.count for alike in ordered)
+        return ordered, rest

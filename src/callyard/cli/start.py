@@ -1,0 +1,69 @@
+"""What every command begins with: a worker with the environment's settings, and signals that end it cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from callyard.cli.interrupts import Interrupts
+from callyard.cli.quantities import show_duration
+from callyard.cli.screen import Screen
+from callyard.functions.registry import Registry
+from callyard.worker.config import WorkerConfig
+from callyard.worker.worker import Worker
+from callyard.yard import run_sync
+
+SLOW_START_S: Final = 5.0
+"""An import that takes longer is mentioned, and again after twice as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How a command's executors are started."""
+
+    include: tuple[str, ...]
+    settings: Mapping[str, Any]
+    """Of `WorkerConfig`, over those of the environment."""
+
+
+def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: Screen) -> int:
+    """The exit status of `work`, or that of the signal that ended it before there was anything to keep."""
+
+    async def run() -> int:
+        interrupts = Interrupts()
+        return await interrupts.run(work(interrupts), lambda word: screen.say(word, style="yellow"))
+
+    return run_sync(run())
+
+
+@asynccontextmanager
+async def started_worker(path: Path, setup: Setup, screen: Screen) -> AsyncIterator[Worker]:
+    """A worker on a file. Raises UsageError when the file, or a setting, is wrong."""
+    config = WorkerConfig.from_environment(os.environ, **setup.settings)
+    worker = Worker(Registry.for_target(path, include=setup.include), config=config, on_output=screen.say_output)
+    slow = asyncio.ensure_future(_say_slow_start(screen, path, config))
+    try:
+        await worker.start()
+    finally:
+        slow.cancel()
+    try:
+        yield worker
+    except BaseException:
+        await worker.close(drain=False)
+        raise
+    await worker.close()
+
+
+async def _say_slow_start(screen: Screen, path: Path, config: WorkerConfig) -> None:
+    limit = show_duration(config.start_timeout_ms)
+    passed_s = 0.0
+    while True:
+        wait_s = max(SLOW_START_S, passed_s)
+        await asyncio.sleep(wait_s)
+        passed_s += wait_s
+        screen.say(f"still importing {path.name} after {passed_s:.0f} s; --start-timeout is {limit}", style="dim")

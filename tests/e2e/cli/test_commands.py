@@ -1,0 +1,195 @@
+"""Help, `call`, `list`, targets that are none, settings of the environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import callyard
+from tests.e2e.cli.shell import TARGET, run
+
+
+def test_help_is_readable_and_shows_examples() -> None:
+    bare, long = run(), run("--help")
+    assert bare.out.strip() == long.out.strip()
+    assert (bare.status, long.status) == (2, 0)
+    for words in ("callyard run functions.py:assess flights.jsonl -o out.jsonl", "Run one call and print its value"):
+        assert words in long.out
+    shown = run("run", "-h")
+    assert shown.status == 0
+    for words in ("--max-failures", "--budget", "130 interrupted", "When calls fail", "or - for JSON lines on stdin"):
+        assert words in " ".join(shown.out.split())
+
+
+def test_a_typing_error_gets_a_suggestion() -> None:
+    command, option = run("rnu", TARGET), run("call", TARGET, "--buget", "2s")
+    assert (command.status, option.status) == (2, 2)
+    assert "Did you mean 'run'?" in command.err
+    assert "--budget" in option.err
+
+
+def test_version() -> None:
+    assert run("--version").out == f"callyard {callyard.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["double", "x=21"], 42),
+        (["double", "--json", "[4]"], 8),
+        (["say", "text=17"], "17"),
+        (["third", "--json", '{"x": 4, "name": "ü"}'], 4),
+    ],
+)
+def test_call_prints_the_value_as_json(words: list[str], value: object) -> None:
+    done = run("call", f"{TARGET}:{words[0]}", *words[1:])
+    assert (done.status, json.loads(done.out)) == (0, value)
+    assert done.err == ("exec-1 | says 17\n" if words[0] == "say" else "")
+
+
+def test_a_failed_call_shows_the_users_own_stack() -> None:
+    done = run("call", f"{TARGET}:third", "x=3", "name=tea")
+    assert (done.status, done.out) == (1, "")
+    assert 'File "tests/e2e/cli/functions_file.py", line ' in done.err
+    assert "raise ValueError" in done.err
+    assert done.err.splitlines()[-1] == "internal (the function raised): ValueError: 3 of 'tea' is divisible by 3"
+    assert "callyard-run-" not in done.err
+    assert "asyncio" not in done.err
+
+
+@pytest.mark.requirement("X89")
+def test_an_overrun_names_its_limit(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    done = run("call", f"{TARGET}:wait_here", f"path={begun}", "how=spin", "--budget", "200ms")
+    assert done.status == 1
+    assert done.err.splitlines()[-1].startswith("timeout (ran out of time): ran out of its budget of 200 ms")
+    rows = json.dumps([str(begun), "block"]) + "\n" + json.dumps(["", "block"]) + "\n"
+    listed = run("run", f"{TARGET}:wait_here", "-", "--budget", "200ms", stdin=rows)
+    overrun, other = listed.results
+    assert (overrun["error"]["kind"], overrun["error"]["details"]["limit"]) == ("timeout", "budget_ms")
+    assert other["ok"]
+    assert "1 executor, budget 0.20 s a call" in listed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["x"], "expected NAME=VALUE, got 'x'; for other arguments use --json"),
+        (["x=1", "x=2"], "argument 'x' is given twice"),
+        (["--json", "{"], "--json is no JSON"),
+        (["--json", "3"], "--json must be an object (by name) or an array (by position), got '3'"),
+        (["x=1", "--json", "[1]"], "give the arguments as NAME=VALUE words or by --json, not both"),
+        (["x=1", "--budget", "soon"], "expected a duration such as"),
+    ],
+)
+def test_arguments_that_are_none(words: list[str], message: str) -> None:
+    done = run("call", f"{TARGET}:double", *words)
+    assert (done.status, done.out) == (2, "")
+    assert message in " ".join(done.err.replace("│", "").split())
+
+
+def test_call_needs_one_function() -> None:
+    several, unknown = run("call", TARGET, "x=1"), run("call", f"{TARGET}:duble", "x=1")
+    assert several.status == unknown.status == 2
+    assert "has several functions: write" in several.err
+    assert "error: no function 'duble' in functions_file.py; did you mean 'double'?" in unknown.err
+
+
+def test_list_for_people_and_for_programs(tmp_path: Path) -> None:
+    people, programs = run("list", TARGET), run("list", TARGET, "--json")
+    assert people.status == programs.status == 0
+    lines = people.out.splitlines()
+    assert lines[0] == "double(x: int) -> int  [pure]"
+    assert lines[1] == "    Twice as much."
+    assert "third(x: int, name: str = 'nobody') -> int" in lines
+    assert "\x1b" not in people.out
+    listing = json.loads(programs.out)
+    double = listing["functions"][0]
+    assert (double["name"], double["promises"]) == ("double", {"pure": True, "idempotent": True})
+    assert double["input_schema"]["properties"]["x"]["type"] == "integer"
+    assert [function["name"] for function in listing["functions"]][:3] == ["double", "third", "say"]
+
+
+@pytest.mark.requirement("X86")
+def test_list_shows_the_packages_that_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("import json, msgspec\ndef f(x: int) -> int: return x\n")
+    done = run("list", "m.py", cwd=tmp_path)
+    assert done.status == 0
+    assert done.out.splitlines()[-1].startswith("imports msgspec==")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def f(:\n", "m.py:1: SyntaxError: invalid syntax"),
+        ("import nowhere_to_be_found\n", "m.py:1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("\ndef g():\n    raise RuntimeError('no')\ng()\n", "m.py:3: RuntimeError: no"),
+        ("import sys\nsys.exit(4)\n", "m.py:2: SystemExit: 4"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "ended its process: it was killed by SIGSEGV"),
+        ("import time\ntime.sleep(600)\n", "took longer than start_timeout_ms=1000"),
+        ("while True: pass\n", "took longer than start_timeout_ms=1000"),
+        ("x = 1\n", "m.py: no functions: define one with def, or declare it with @function"),
+    ],
+)
+def test_a_file_that_cannot_be_imported(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "m.py").write_text(source)
+    (tmp_path / "rows.jsonl").write_text("[1]\n")
+    done = run("run", "m.py:f", "rows.jsonl", "-o", "out.jsonl", "--start-timeout", "1s", cwd=tmp_path)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_debug_shows_the_stack_of_an_import(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("def g():\n    raise RuntimeError('no')\ng()\n")
+    done = run("list", "m.py", "--debug", cwd=tmp_path)
+    assert done.status == 2
+    assert 'File "m.py", line 3, in <module>' in done.err
+    assert done.err.splitlines()[-1] == "error: m.py:2: RuntimeError: no"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("missing.py:f", "missing.py does not exist: expected a Python file, such as functions.py"),
+        (".:f", ". is a folder: expected a Python file"),
+        ("m.py:not-a-name", "expected FILE.py or FILE.py:FUNCTION, got 'm.py:not-a-name'"),
+    ],
+)
+def test_a_target_that_is_none(tmp_path: Path, target: str, message: str) -> None:
+    done = run("call", target, cwd=tmp_path)
+    assert done.status == 2
+    assert message in done.err
+
+
+@pytest.mark.requirement("X73")
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("CALLYARD_EXECUTOR_COUNT", "many", "CALLYARD_EXECUTOR_COUNT must be a whole number, got 'many'"),
+        ("CALLYARD_START_TIMEOUT_MS", "5", "start_timeout_ms must be from 100 to "),
+    ],
+)
+@pytest.mark.parametrize("command", ["call", "list"])
+def test_a_bad_variable_is_said(command: str, variable: str, value: str, message: str) -> None:
+    words = [f"{TARGET}:double", "x=1"] if command == "call" else [TARGET]
+    done = run(command, *words, env={variable: value})
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+
+
+def test_a_file_beside_the_functions_is_sent_along_when_included(tmp_path: Path) -> None:
+    (tmp_path / "rates.json").write_text('{"de": 19}')
+    (tmp_path / "m.py").write_text(
+        "import json, pathlib\n"
+        "def rate(of: str) -> int:\n"
+        "    return json.loads((pathlib.Path(__file__).parent / 'rates.json').read_text())[of]\n"
+    )
+    without = run("call", "m.py:rate", "of=de", cwd=tmp_path)
+    assert without.status == 1
+    assert "No such file or directory: 'rates.json'" in without.err
+    done = run("call", "m.py:rate", "of=de", "--include", "*.json", cwd=tmp_path)
+    assert (done.status, done.out) == (0, "19\n")
