@@ -591,5 +591,5 @@ class SchedulerAgainstModel(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerAgainstModel.TestCase
-TestScheduler.settings = settings(max_examples=300, stateful_step_count=80)
+TestScheduler.settings = settings(max_examples=250, stateful_step_count=70)
 TestScheduler.pytestmark = [pytest.mark.requirement("X3", "X4", "X5", "X9", "X12", "X13", "X62", "X69", "X75", "X77")]

@@ -161,6 +161,23 @@ async def test_more_open_requests_than_allowed_is_a_protocol_error(make_worker: 
     assert "1024" in result.error.message
 
 
+@pytest.mark.requirement("X93")
+async def test_handing_back_a_call_that_has_begun_is_a_protocol_error(make_worker: MakeWorker) -> None:
+    """It made a request, so it has begun: run again it would run twice. The connection pays, not the worker."""
+    spawner = FakeSpawner()
+    async with make_worker(spawner) as worker:
+        process = spawner.processes[0]
+        call = asyncio.ensure_future(worker.call_result("effect", []))
+        (execute,) = await process.wait_executes(1)
+        worker._pool.on_waiting = lambda *_: None  # nobody answers
+        payload = CallWaitingPayload("io", execute.payload.task_id, 1, IoRequest("p", "o"))
+        process.send(CallWaiting(execute.call_id, RequestId("r"), payload))
+        process.fail(execute.call_id, 1, "recalled")
+        result = await call
+    assert result.error is not None
+    assert (result.error.kind, result.error.details["cause"]) == (ErrorKind.CRASHED, "malformed_frame")
+
+
 @pytest.mark.requirement("X48")
 @pytest.mark.requirement("X76")
 async def test_a_row_above_the_frame_cap_fails_alone(make_worker: MakeWorker) -> None:

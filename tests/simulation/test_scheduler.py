@@ -15,7 +15,8 @@ from callyard.policy.credit import CreditWindow
 from callyard.scheduler import NewCall, Scheduler, SchedulerConfig, TaskPlan, prepare_batch
 from callyard.testing import Simulation, SimulationFailed, run_world
 from callyard.testing import simulate as command
-from callyard.testing.scheduler_world import Faults, SchedulerWorld
+from callyard.testing.scheduler_workload import Faults
+from callyard.testing.scheduler_world import SchedulerWorld
 
 SEEDS = 200
 CHUNK = 25
@@ -48,7 +49,7 @@ def test_without_any_fault_every_call_succeeds_at_its_first_attempt() -> None:
 
     for seed in range(10):
         run_world(world, seed)
-        for job in worlds[-1]._jobs:
+        for job in worlds[-1].jobs:
             if job.converged is not None and job.converged.stop_reason is None:
                 assert all(result.ok and result.attempts == 1 for result in job.results)
 
@@ -175,7 +176,7 @@ def free_a_credit_too_many(world: SchedulerWorld) -> None:
         def is_open(self) -> bool:
             return True
 
-    for job in world._jobs:
+    for job in world.jobs:
         job.window = Leaky(1)
 
 

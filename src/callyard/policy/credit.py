@@ -52,12 +52,12 @@ class ReorderBuffer(Generic[T]):
     production after at most the window's batches, however early they settle. With `ordered=False` nothing is parked.
     """
 
-    __slots__ = ("_next_index", "_ordered", "_parked", "parked_bytes", "parked_bytes_max")
+    __slots__ = ("_next_index", "_parked", "ordered", "parked_bytes", "parked_bytes_max")
 
     def __init__(self, parked_bytes_max: int, *, ordered: bool = True) -> None:
         self.parked_bytes_max = parked_bytes_max
         self.parked_bytes = 0
-        self._ordered = ordered
+        self.ordered = ordered
         self._next_index = 0
         self._parked: dict[int, tuple[Sequence[T], int, bool]] = {}
 
@@ -67,11 +67,11 @@ class ReorderBuffer(Generic[T]):
         A batch that is next in line is not parked: its credit comes back when `pop_ready` hands it out and the sink
         has taken it.
         """
-        if batch_index in self._parked or (self._ordered and batch_index < self._next_index):
+        if batch_index in self._parked or (self.ordered and batch_index < self._next_index):
             raise ValueError(f"batch {batch_index} settled twice")
         size_bytes += len(items) * ITEM_BYTES
         parked = (
-            self._ordered
+            self.ordered
             and batch_index != self._next_index
             and self._next_index not in self._parked
             and self.parked_bytes + size_bytes <= self.parked_bytes_max
@@ -83,7 +83,7 @@ class ReorderBuffer(Generic[T]):
 
     def pop_ready(self) -> tuple[int, Sequence[T], bool] | None:
         """The next batch for the sink: its index, its items, and whether its credit is still out. None: wait."""
-        if self._ordered:
+        if self.ordered:
             index = self._next_index
             if index not in self._parked:
                 return None

@@ -120,7 +120,7 @@ class ExecutorLost(Event, frozen=True):
     """`exited`, `signalled`, `heartbeat`, `wedge`, `malformed_frame`, `cancel_grace`, `stopped`, …"""
     message: str
     begun: frozenset[CallId]
-    """Calls whose begun-mark was set (X62)."""
+    """Calls whose current attempt had its begun-mark set (X62); the mark of an older one that drains does not count."""
     charged: CallId | None = None
     """The running call of a wedge: only it is charged with it (X38)."""
     details: Mapping[str, Any] = {}

@@ -9,81 +9,28 @@ effects, and that nothing is left behind.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from random import Random
+from functools import partial
 from typing import assert_never
 
 import msgspec
 
-from callyard.errors import ErrorKind, Outcome, fail
-from callyard.ids import CallId, Digest, ExecutorId, FunctionId, TaskId, Tenant
-from callyard.policy.credit import CreditWindow, ReorderBuffer
+from callyard.errors import ErrorKind
+from callyard.ids import CallId, Digest, ExecutorId, TaskId
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
-from callyard.scheduler.calls import CallResult, FunctionTarget, NewCall, StopReason
-from callyard.scheduler.config import SchedulerConfig
+from callyard.scheduler.calls import CallResult, StopReason
 from callyard.scheduler.core import Scheduler, prepare_batch
 from callyard.scheduler.executors import ExecutorSnapshot
-from callyard.scheduler.tasks import TaskPlan
-from callyard.testing.executors import FakeExecutor, Frame, Script, SideEffects
+from callyard.testing.executors import FakeExecutor, Frame, SideEffects
+from callyard.testing.scheduler_checks import check_core, check_end
+from callyard.testing.scheduler_workload import Faults, Job, draw_config, draw_job, draw_script
 from callyard.testing.simulation import Simulation
 
 TICK_MS = 500
 CANCEL_GRACE_MS = 250
 STALL_MS = 3_000
 HEARTBEAT_TIMEOUT_MS = 4_000
-
-
-class Faults(msgspec.Struct):
-    """How often what goes wrong, 0..1; about half of them are off in any one seed."""
-
-    crash: float = 0.0
-    """A tick kills an executor."""
-    dies: float = 0.0
-    """An attempt takes its process down."""
-    hangs: float = 0.0
-    """An attempt never yields."""
-    silence: float = 0.0
-    """A tick starts a pause of an executor's heartbeats."""
-    full_outbox: float = 0.0
-    """A tick starts a time in which an executor's sends are refused."""
-    bind_refused: float = 0.0
-    rejected: float = 0.0
-    """The shell cannot send an attempt at all."""
-    given_back: float = 0.0
-    """An executor gives back a call that it has not begun."""
-    resume_lost: float = 0.0
-    """A resume cannot be sent."""
-    repeated: float = 0.0
-    """A frame comes again, up to 5 s later."""
-    ignores_cancel: float = 0.0
-    fails: float = 0.0
-    """An attempt fails, by any kind."""
-    bad_row: float = 0.0
-    stopped: float = 0.0
-    """A task is stopped at some moment."""
-    slow_sink: float = 0.0
-    """A batch takes seconds to write."""
-
-    @classmethod
-    def draw(cls, rng: Random) -> Faults:
-        return cls(
-            **{name: rng.choice((0.0, rng.random())) * _RATE_MAX.get(name, 0.1) for name in cls.__struct_fields__}
-        )
-
-
-_RATE_MAX = {
-    "crash": 0.3,
-    "silence": 0.3,
-    "full_outbox": 0.5,
-    "given_back": 0.3,
-    "resume_lost": 0.3,
-    "fails": 0.6,
-    "bad_row": 0.2,
-    "stopped": 0.8,
-}
-"""The highest rate that a seed draws; 0.1 for the others."""
 
 
 class _Link(msgspec.Struct, eq=False):
@@ -103,23 +50,6 @@ class _Link(msgspec.Struct, eq=False):
     """Reservations by call and attempt; True: it drains."""
 
 
-class _Job(msgspec.Struct, eq=False):
-    """One task as its builder and its sink see it."""
-
-    plan: TaskPlan
-    rows: list[NewCall]
-    batch_rows: int
-    window: CreditWindow
-    reorder: ReorderBuffer[CallResult]
-    next_row: int = 0
-    next_batch: int = 0
-    building: bool = False
-    production_ended: bool = False
-    writing: bool = False
-    results: list[CallResult] = []
-    converged: c.ConvergeTaskCalls | None = None
-
-
 class SchedulerWorld:
     """See the module. `faults` may be given to try one thing alone."""
 
@@ -136,73 +66,22 @@ class SchedulerWorld:
         self._slots = rng.randint(1, 4)
         self._latency_ms_max = rng.choice((1, 5, 40))
         self._digests = [Digest(f"digest-{n}") for n in range(rng.choice((1, 1, 2)))]
-        self.config = SchedulerConfig(
-            executor_max_inflight=rng.choice((1, 2, 8, 128)),
-            executor_max_runnable=rng.choice((1, 2, 8, 128)),
-            executor_selection_sample_size=rng.choice((0, 0, 1, 2)),
-            task_max_inflight_calls=rng.choice((1, 3, 1_024)),
-            executor_task_slots=rng.choice((1, 2, 32)),
-            waiting_tasks_max=rng.choice((1, 1_024)),
-            max_collected_output_bytes=rng.choice((0, 0, 0, 200)),
-        )
+        self.config = draw_config(rng)
         self.scheduler = Scheduler(self.config, simulation.stream("scheduler"))
         self.effects = SideEffects()
         self._links: dict[ExecutorId, _Link] = {}
         self._spawned = 0
-        self._jobs = [self._draw_job(number, rng) for number in range(rng.randint(1, 8))]
-        self._refused_jobs = 0
+        self.jobs = [draw_job(number, self._digests, self.faults, rng) for number in range(rng.randint(1, 8))]
         self._turns = 0
         self._checked_turn = 0
-
-    # --- the workload -----------------------------------------------------------------------------------------
-
-    def _draw_job(self, number: int, rng: Random) -> _Job:
-        streaming = rng.random() < 0.7
-        plan = TaskPlan(
-            task_id=TaskId(f"task-{number}"),
-            tenant=Tenant(f"tenant-{rng.randint(0, 2)}"),
-            max_attempts=rng.randint(1, 4),
-            base_backoff_ms=rng.choice((None, 0, 50)),
-            streaming=streaming,
-            uses_slot=rng.random() < 0.8,
-        )
-        rows = [self._draw_row(index, rng) for index in range(rng.choice((0, 1, 7, 40, 250)))]
-        return _Job(
-            plan=plan,
-            rows=rows,
-            batch_rows=rng.choice((1, 3, 8)),
-            window=CreditWindow(rng.randint(1, 6)),
-            reorder=ReorderBuffer(rng.choice((0, 4_000, 1 << 20)), ordered=rng.random() < 0.8),
-        )
-
-    def _draw_row(self, index: int, rng: Random) -> NewCall:
-        if rng.random() < self.faults.bad_row:
-            return NewCall(index, None, b"", failure=fail(ErrorKind.SCHEMA, "a bad line"))
-        idempotent = rng.random() < 0.5
-        target = FunctionTarget(FunctionId("f"), rng.choice(self._digests), "m:f", idempotent=idempotent)
-        return NewCall(index, target, b"[]")
-
-    def _draw_script(self) -> Script:
-        rng, faults = self._scripts, self.faults
-        stretches = tuple(rng.choice((0, 1, 5, 30)) for _ in range(rng.choice((1, 1, 1, 2, 3))))
-        script = Script(stretches_ms=stretches, requests=rng.choice((1, 1, 3)), output=b"x" * rng.choice((1, 10)))
-        draw = msgspec.structs.replace
-        if rng.random() < faults.fails:
-            kinds = (ErrorKind.TRANSIENT, ErrorKind.TIMEOUT, ErrorKind.INTERNAL, ErrorKind.SCHEMA, ErrorKind.RESULT)
-            script = draw(script, output=None, kind=rng.choice(kinds))
-        if script.never_begins:
-            script = draw(script, stretches_ms=stretches[:1])
-        else:
-            script = draw(script, hangs=rng.random() < faults.hangs, dies=rng.random() < faults.dies)
-        return draw(script, ignores_cancel=rng.random() < faults.ignores_cancel)
 
     # --- the world's course -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         for _ in range(self._slots):
             self._spawn()
-        for job in self._jobs:
-            self.simulation.after(self._rng.choice((0, 0, 300, 3_000)), lambda job=job: self._open(job))  # type: ignore[misc]
+        for job in self.jobs:
+            self.simulation.after(self._rng.choice((0, 0, 300, 3_000)), partial(self._open, job))
         self.simulation.after(TICK_MS, self._tick)
 
     def stop_faults(self) -> None:
@@ -212,23 +91,23 @@ class SchedulerWorld:
 
     def is_over(self) -> bool:
         done = all(
-            job.converged is not None and not (job.building or job.writing or len(job.reorder)) for job in self._jobs
+            job.converged is not None and not (job.building or job.writing or len(job.reorder)) for job in self.jobs
         )
         return done and not any(link.reserved or link.lost for link in self._links.values())
 
-    def _open(self, job: _Job) -> None:
+    def _open(self, job: Job) -> None:
         failure = self.scheduler.commit_task(job.plan)
         self.simulation.note(("task", job.plan.task_id, failure))
         if failure is not None:
             assert failure.kind is ErrorKind.UNAVAILABLE
-            self._refused_jobs += 1
-            self._jobs.remove(job)
-        elif self._rng.random() < self.faults.stopped:
+            self.jobs.remove(job)
+            return
+        if self._rng.random() < self.faults.stopped:
             for _ in range(self._rng.randint(1, 2)):
                 reason = self._rng.choice(list(StopReason))
                 stop = e.TaskStopped(job.plan.task_id, reason, cancel_running=self._rng.random() < 0.6)
                 within_ms = self._rng.choice((20, 200, 3_000))
-                self.simulation.after(self._rng.randint(0, within_ms), lambda stop=stop: self.post(stop))  # type: ignore[misc]
+                self.simulation.after(self._rng.randint(0, within_ms), partial(self.post, stop))
         self._build(job)
         self._turn([])
 
@@ -310,7 +189,7 @@ class SchedulerWorld:
         elif self._rng.random() < self.faults.rejected:
             self.post(e.DispatchRejected(*key, ErrorKind.DENIED, "outside the pinned view"))
         else:
-            script = self._draw_script()
+            script = draw_script(self.faults, self._scripts)
             executor = link.executor
             self._outward(link, lambda: executor.execute(command.call_id, command.attempt_seq, script))
             if self._rng.random() < self.faults.given_back:
@@ -413,7 +292,7 @@ class SchedulerWorld:
                 self._lose(link, "wedge", link.executor.running_call())
             elif rng.random() < faults.crash:
                 link.executor.die()
-                self._later(lambda link=link: self._lose(link, "signalled"))  # type: ignore[misc]
+                self._later(partial(self._lose, link, "signalled"))
             elif link.idle_ticks > 4 and not link.reserved and len(self._digests) > 1:
                 self._lose(link, "recycled")  # it may be bound to the bundle that nobody asks for
             link.idle_ticks = 0 if link.reserved else link.idle_ticks + 1
@@ -436,7 +315,8 @@ class SchedulerWorld:
 
     def _tell_loss(self, link: _Link, cause: str, charged: CallId | None) -> None:
         executor_id = link.executor.executor_id
-        begun = frozenset(call_id for call_id, seq in link.executor.begun_marks() if (call_id, seq) in link.reserved)
+        current = dict(link.reserved.keys())  # the later of two attempts; the other only drains
+        begun = frozenset(call_id for call_id, seq in link.executor.begun_marks() if current.get(call_id) == seq)
         del self._links[executor_id]
         lost = e.ExecutorLost(executor_id, cause, f"{executor_id}: {cause}", begun, charged)
         self.post(lost)
@@ -446,10 +326,10 @@ class SchedulerWorld:
 
     # --- builders and sinks -----------------------------------------------------------------------------------
 
-    def _job(self, task_id: TaskId) -> _Job:
-        return next(job for job in self._jobs if job.plan.task_id == task_id)
+    def _job(self, task_id: TaskId) -> Job:
+        return next(job for job in self.jobs if job.plan.task_id == task_id)
 
-    def _build(self, job: _Job) -> None:
+    def _build(self, job: Job) -> None:
         """Take a credit and build the next batch, or end production."""
         if job.production_ended or job.building or not job.window.is_open:
             return
@@ -461,7 +341,7 @@ class SchedulerWorld:
         job.building = True
         self._later(lambda: self._commit(job))
 
-    def _commit(self, job: _Job) -> None:
+    def _commit(self, job: Job) -> None:
         job.building = False
         rows = job.rows[job.next_row : job.next_row + job.batch_rows]
         prepared = prepare_batch(job.plan, job.next_batch, job.next_row, rows)
@@ -477,7 +357,7 @@ class SchedulerWorld:
         self._turn([])
         self._build(job)
 
-    def _end_production(self, job: _Job) -> None:
+    def _end_production(self, job: Job) -> None:
         if not job.production_ended:
             job.production_ended = True
             self._later(lambda: self.post(e.ProductionEnded(job.plan.task_id)))
@@ -489,7 +369,7 @@ class SchedulerWorld:
             self._later(lambda: self._build(job))
         self._later(lambda: self._write(job))
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, job: Job) -> None:
         """The sink: one batch at a time."""
         ready = None if job.writing else job.reorder.pop_ready()
         if ready is None:
@@ -499,7 +379,7 @@ class SchedulerWorld:
         duration_ms = 2_000 if self._rng.random() < self.faults.slow_sink else self._delay_ms()
         self.simulation.after(duration_ms, lambda: self._taken(job, batch_index, list(results), owes_credit))
 
-    def _taken(self, job: _Job, batch_index: int, results: list[CallResult], owes_credit: bool) -> None:
+    def _taken(self, job: Job, batch_index: int, results: list[CallResult], owes_credit: bool) -> None:
         job.writing = False
         job.results += results
         if owes_credit:
@@ -523,77 +403,15 @@ class SchedulerWorld:
         if self._checked_turn == self._turns:
             return
         self._checked_turn = self._turns
-        for job in self._jobs:
+        for job in self.jobs:
             assert job.window.outstanding <= job.window.credits_max, f"credits: {job.plan.task_id}"
         if self._turns % 16 == 0 or self._turns < 16:
             self._check_core()
 
     def _check_core(self) -> None:
-        scheduler = self.scheduler
-        scheduler.check_invariants()
-        for task in list(scheduler._tasks.values()):  # a full scan finds nothing that the epilogue left (X75)
-            scheduler._mark_dirty(task)
-        left = scheduler.flush_dirty_tasks(self._now_ms())
-        assert not left, f"the epilogue left {left}"
-        committed = sum(job.batch_rows * job.window.credits_max for job in self._jobs if job.plan.streaming)
-        parked = sum(len(job.reorder) * job.batch_rows for job in self._jobs)
-        retained = sum(len(job.rows) for job in self._jobs if not job.plan.streaming)
-        assert len(scheduler._calls) <= committed + parked + retained, "calls_bounded"
-        for executor_id, ex in scheduler._index.executors.items():
-            link = self._links[executor_id]
-            core = dict.fromkeys(ex.live.items(), False) | dict.fromkeys(ex.draining, True)
-            assert core == link.reserved, f"core holds {core}, the adapter {link.reserved}"
+        reserved = {executor_id: link.reserved for executor_id, link in self._links.items()}
+        check_core(self.scheduler, self.jobs, reserved, self._now_ms())
 
     def check_end(self) -> None:
         self._check_core()
-        for job in self._jobs:
-            self._check_job(job)
-        statistics = self.scheduler.statistics()
-        assert (statistics.calls, statistics.tasks_active, statistics.tasks_waiting) == (0, 0, 0), statistics
-        assert (statistics.inflight, statistics.waiting, statistics.draining) == (0, 0, 0), statistics
-        assert statistics.finished == sum(len(job.results) for job in self._jobs), "finished_counts"
-        assert not self.scheduler._rings, "rings_empty"
-        assert not self.scheduler._dirty, "dirty_empty"
-        index = self.scheduler._index
-        entries: deque[object] = deque(entry[5] for heap in index._heaps.values() for entry in heap)
-        entries.extend(index._touched)
-        entries.extend(entry[2] for entry in index._blocked)
-        assert all(ex in index.executors.values() for ex in entries), "no_entry_of_a_gone_executor"
-
-    def _check_job(self, job: _Job) -> None:
-        name, converged = job.plan.task_id, job.converged
-        assert converged is not None
-        assert job.window.outstanding == 0, f"{name}: credits still out"
-        results = job.results if not job.plan.streaming else sorted(job.results, key=lambda result: result.index)
-        if job.reorder._ordered:
-            assert results == job.results, f"{name}: out of order"
-        assert [result.index for result in results] == list(range(converged.total_count)), f"{name}: one per index"
-        assert converged.total_count == job.next_row, f"{name}: every committed row counts"
-        if converged.stop_reason is None:
-            assert converged.total_count == len(job.rows), f"{name}: every row has a result"
-        failed = sum(not result.ok for result in results)
-        assert converged.failed_count == failed, f"{name}: {converged.failed_count} counted, {failed} failed"
-        assert converged.success == (failed == 0 and converged.stop_reason is None), f"{name}: success"
-        if not job.plan.streaming:
-            assert converged.outputs == [result.output for result in results if result.ok], f"{name}: outputs"
-        for result in results:
-            self._check_result(job, result)
-
-    def _check_result(self, job: _Job, result: CallResult) -> None:
-        """What a result says, held against what really ran."""
-        row = job.rows[result.index]
-        call_id = CallId(f"{job.plan.task_id}-{result.index}")
-        begun, effects = self.effects.begun[call_id], self.effects.effects[call_id]
-        assert result.attempts == begun <= job.plan.max_attempts, f"{call_id}: {begun} began, {result}"
-        idempotent = row.target is not None and row.target.idempotent
-        assert idempotent or effects <= 1, f"{call_id}: {effects} effects without a promise"
-        failure = result.failure
-        if failure is None:
-            assert effects >= 1, f"{call_id}: a result of nothing"
-            assert result.output, f"{call_id}: no output"
-            return
-        assert failure.attempts == result.attempts, f"{call_id}: attempts differ in {result}"
-        if failure.outcome is Outcome.NOT_RUN:
-            assert effects == 0, f"{call_id}: it ran, but {failure}"
-        else:
-            assert begun >= 1, f"{call_id}: it never ran, but {failure}"
+        check_end(self.scheduler, self.jobs, self.effects)

@@ -249,7 +249,7 @@ class Actor:
             try:
                 self._execute(self._scheduler.handle(post, now_ms), now_ms)
             except ProtocolError as error:
-                if not isinstance(post, e.CallSuspended):
+                if not isinstance(post, e.CallSuspended | e.AttemptFailed):
                     raise
                 self._on_protocol_error(post.executor_id, str(error))
 

@@ -102,7 +102,11 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise UsageError(f"{name} must be a whole number, got {value!r}")
+            if not low <= value <= high:
                 raise UsageError(f"{name} must be from {low} to {high}, got {value}")
         if self.link_mode not in get_args(LinkMode):
             raise UsageError(f"link_mode must be one of {', '.join(get_args(LinkMode))}, got {self.link_mode!r}")
@@ -225,6 +229,8 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
 }
 """Variable (after `CALLYARD_`) to field."""
 
+_OPTIONAL: Final = frozenset({"scheduler_stall_timeout_ms"})
+"""Settings that may be None: derived from others."""
 _DAY_MS: Final = 24 * 3_600 * SECOND_MS
 _RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "executor_count": (0, 1_024),

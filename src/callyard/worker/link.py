@@ -105,7 +105,7 @@ class ExecutorLink(asyncio.Protocol):
         A duplicate of it stays with the link: the transport closes its own at the first failed write, and what a dying
         executor had sent before would be lost with it.
         """
-        self._tail_socket = sock.dup()
+        self._tail_socket = sock.dup()  # raises OSError when no descriptor is left
         self._tail_socket.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
@@ -326,9 +326,10 @@ class ExecutorLink(asyncio.Protocol):
                 self.data_received(data)
 
     def begun_calls(self) -> frozenset[CallId]:
-        """Seated calls whose begun-mark is set."""
+        """Seated calls whose begun-mark is set. Of two attempts of a call the later counts: the other only drains."""
         begun = self.marks.begun()
-        return frozenset(call_id for (call_id, _), seat in self.seats.items() if seat.number in begun)
+        latest = {call_id: seat for (call_id, _), seat in self.seats.items()}
+        return frozenset(call_id for call_id, seat in latest.items() if seat.number in begun)
 
     def begun_numbers(self) -> dict[CallNumber, CallId]:
         """The begun calls by their numbers."""

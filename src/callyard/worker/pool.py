@@ -17,6 +17,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -58,6 +59,8 @@ from callyard.worker.spawner import ExecutorProcess, OutputCallback, Spawner, Sp
 TICK_MS: Final = 500
 LATE_TICK_MS: Final = 1_000
 """A tick later than this judges nobody: it was our own loop that stood still."""
+LATE_CHECK_MS: Final = 50
+"""The same for the end of a cancel's grace: the answer may have come by now, and wait to be read."""
 LAST_OUTPUT_WAIT_S: Final = 0.5
 
 
@@ -162,12 +165,15 @@ class Pool:
         self._attached_at_ms = self._clock.now_ms()
         self._arm_tick()
         for slot in self._slots:
-            await self._fill(slot)
+            await asyncio.shield(self._keep(self._fill(slot)))  # half a start could not be undone
+        if not self._executors and not self._stopping:
+            raise UsageError(f"executors do not start: {self._last_loss}")
 
     async def wait_attached(self) -> Executor:
         """The first executor that attached. Raises UsageError when every start fails or the time is up."""
         deadline_s = self._loop.time() + self._config.start_timeout_ms / 1_000
         while True:
+            self._check_not_stopping()
             for slot in self._slots:
                 if slot.executor is not None and slot.executor.attached.is_set() and not slot.executor.losing:
                     return slot.executor
@@ -185,9 +191,14 @@ class Pool:
             except TimeoutError:
                 continue
 
+    def _check_not_stopping(self) -> None:
+        if self._stopping:
+            raise UsageError("the worker was closed while it started")
+
     async def stop(self) -> None:
         """Kill and reap every process. Calls still running have been stopped before, or are lost here."""
         self._stopping = True
+        self._change.set()
         if self._tick_timer is not None:
             self._tick_timer.cancel()
         for slot in self._slots:
@@ -209,14 +220,25 @@ class Pool:
         if ready:
             executor = ready[0]
             self._spares.remove(executor)
-            self._keep(self._fill_spares())
-        else:
-            executor = await self._spawn()
-        slot.executor = executor
-        slot.state = SlotState.RUNNING
-        executor.slot = slot
-        if executor.attached.is_set():
+            self._seat(executor, slot)
             self._hand_over(executor)
+            self._keep(self._fill_spares())
+            return
+        try:
+            await self._spawn(slot)
+        except OSError as error:  # no descriptors, processes, memory or disk now: there may be later
+            self._last_loss = f"an executor could not be started: {error}"
+            self._fill_later(slot, made_progress=False)
+
+    def _fill_later(self, slot: Slot, *, made_progress: bool) -> None:
+        """At once, or after the delay that starts without progress have earned (X45)."""
+        delay_ms, backing_off = slot.throttle.record_exit(self._clock.now_ms(), made_progress=made_progress)
+        if delay_ms == 0:
+            self._keep(self._fill(slot))
+            return
+        slot.state = SlotState.BACKOFF if backing_off else SlotState.WAITING
+        slot.timer = self._loop.call_later(delay_ms / 1_000, lambda: self._keep(self._fill(slot)))
+        self._change.set()
 
     async def _fill_spares(self) -> None:
         """Spares start only once the slots have their processes: they must not slow the first calls down."""
@@ -225,28 +247,43 @@ class Pool:
             and len(self._spares) < self._config.spare_executors
             and all(slot.executor is not None and slot.executor.attached.is_set() for slot in self._slots)
         ):
-            self._spares.append(await self._spawn())
+            try:
+                await self._spawn(None)
+            except OSError:
+                return  # no room for a spare; the next executor that attaches tries again
 
-    async def _spawn(self) -> Executor:
+    async def _spawn(self, slot: Slot | None) -> None:
+        """Start a process for the slot, or as a spare. It has its place before anything can be awaited, so that its
+        loss is never missed. Raises OSError, and leaves nothing behind, when there can be no process."""
         self._started += 1
         executor_id = ExecutorId(f"exec-{self._started}")
-        marks = MarkPage(self._folder.path / "marks" / executor_id, self._config.executor_max_inflight)
-        link = ExecutorLink(
-            executor_id,
-            self,
-            marks,
-            self._clock,
-            self._config.outbox_frames_max,
-            self._config.outbox_bytes_max,
-        )
-        if self._config.link_mode == "path":
-            return await self._spawn_on_path(executor_id, marks, link)
-        ours, theirs = open_socketpair()
-        with theirs:
-            process = self._spawner.spawn(self._order(executor_id, marks, theirs.fileno(), None, ""), self._on_output)
-        executor = self._register(executor_id, process, link, marks, "")
-        await link.open(ours)
-        return executor
+        with ExitStack() as undo:
+            marks = MarkPage(self._folder.path / "marks" / executor_id, self._config.executor_max_inflight)
+            undo.callback(marks.close)
+            link = ExecutorLink(
+                executor_id,
+                self,
+                marks,
+                self._clock,
+                self._config.outbox_frames_max,
+                self._config.outbox_bytes_max,
+            )
+            if self._config.link_mode == "path":
+                self._spawn_on_path(executor_id, marks, link, slot)
+                undo.pop_all()
+                return
+            ours, theirs = open_socketpair()
+            undo.callback(ours.close)
+            with theirs:
+                order = self._order(executor_id, marks, theirs.fileno(), None, "")
+                process = self._spawner.spawn(order, self._on_output)
+            undo.pop_all()
+        await self._open(self._register(executor_id, process, link, marks, "", slot), ours)
+
+    def _seat(self, executor: Executor, slot: Slot) -> None:
+        executor.slot = slot
+        slot.executor = executor
+        slot.state = SlotState.RUNNING
 
     def _order(
         self, executor_id: ExecutorId, marks: MarkPage, socket_fd: int | None, path: Path | None, token: str
@@ -264,7 +301,13 @@ class Pool:
         )
 
     def _register(
-        self, executor_id: ExecutorId, process: ExecutorProcess, link: ExecutorLink, marks: MarkPage, token: str
+        self,
+        executor_id: ExecutorId,
+        process: ExecutorProcess,
+        link: ExecutorLink,
+        marks: MarkPage,
+        token: str,
+        slot: Slot | None,
     ) -> Executor:
         executor = Executor(
             executor_id=executor_id,
@@ -275,21 +318,27 @@ class Pool:
             token=token,
         )
         self._executors[executor_id] = executor
+        if slot is None:
+            self._spares.append(executor)
+        else:
+            self._seat(executor, slot)
         process.on_exit(lambda: self.lose(executor, "exited", ""))
         return executor
 
-    async def _spawn_on_path(self, executor_id: ExecutorId, marks: MarkPage, link: ExecutorLink) -> Executor:
+    def _spawn_on_path(self, executor_id: ExecutorId, marks: MarkPage, link: ExecutorLink, slot: Slot | None) -> None:
         """The executor dials: a folder of its own (0700), the uid checked, a one-time token, one connection (X32)."""
         folder = self._folder.path / "links" / executor_id
         folder.mkdir(mode=0o700)
         path = folder / "link"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-        listener.listen(8)
-        listener.setblocking(False)
         token = secrets.token_hex(16)
-        process = self._spawner.spawn(self._order(executor_id, marks, None, path, token), self._on_output)
-        executor = self._register(executor_id, process, link, marks, token)
+        with ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(str(path))
+            listener.listen(8)
+            listener.setblocking(False)
+            process = self._spawner.spawn(self._order(executor_id, marks, None, path, token), self._on_output)
+            undo.pop_all()
+        executor = self._register(executor_id, process, link, marks, token, slot)
 
         def accept() -> None:
             try:
@@ -300,7 +349,7 @@ class Pool:
                 sock.close()  # a second connection for a slot, or a stranger's
                 return
             sock.setblocking(False)
-            self._keep(self._open_accepted(executor, sock))
+            self._keep(self._open(executor, sock))
 
         self._loop.add_reader(listener, accept)
 
@@ -311,17 +360,21 @@ class Pool:
             shutil.rmtree(folder, ignore_errors=True)
 
         self._keep(close_listener())
-        return executor
 
-    async def _open_accepted(self, executor: Executor, sock: socket.socket) -> None:
-        await executor.link.open(sock)
+    async def _open(self, executor: Executor, sock: socket.socket) -> None:
+        try:
+            await executor.link.open(sock)
+        except OSError as error:
+            sock.close()
+            self.lose(executor, "refused", f"its link could not be opened: {error}")
 
-    def _keep(self, work: Awaitable[None]) -> None:
+    def _keep(self, work: Awaitable[None]) -> asyncio.Task[None]:
         """Run beside the loop; `stop` waits for it."""
         aio_task = asyncio.ensure_future(work)
         assert isinstance(aio_task, asyncio.Task)
         self._losses.add(aio_task)
         aio_task.add_done_callback(self._finish_kept)
+        return aio_task
 
     def _finish_kept(self, aio_task: asyncio.Task[None]) -> None:
         self._losses.discard(aio_task)
@@ -427,19 +480,25 @@ class Pool:
             self.lose(executor, cause, message)
 
     def on_cancel_sent(self, link: ExecutorLink) -> None:
-        self._loop.call_later(self._config.cancel_grace_ms / 1_000 + 0.001, self._check_cancelled, link)
+        self._check_cancelled_in(link, self._config.cancel_grace_ms)
 
-    def _check_cancelled(self, link: ExecutorLink) -> None:
+    def _check_cancelled_in(self, link: ExecutorLink, delay_ms: int) -> None:
+        due_ms = self._clock.now_ms() + delay_ms + 1
+        self._loop.call_later((delay_ms + 1) / 1_000, self._check_cancelled, link, due_ms)
+
+    def _check_cancelled(self, link: ExecutorLink, due_ms: int) -> None:
         """No terminal frame within the grace: the process pays (D41)."""
         executor = self._executors.get(link.executor_id)
         if executor is None or not link.cancelled_at_ms:
             return
         oldest = min(link.cancelled_at_ms.values())
         left_ms = oldest + self._config.cancel_grace_ms - self._clock.now_ms()
-        if left_ms <= 0:
-            self.lose(executor, "cancel_grace", "it did not stop a cancelled call in time")
+        if left_ms > 0:
+            self._check_cancelled_in(link, left_ms)
+        elif self._clock.now_ms() - due_ms > LATE_CHECK_MS:
+            self._check_cancelled_in(link, LATE_CHECK_MS)
         else:
-            self._loop.call_later(left_ms / 1_000 + 0.001, self._check_cancelled, link)
+            self.lose(executor, "cancel_grace", "it did not stop a cancelled call in time")
 
     # --- describing ---------------------------------------------------------------------------------------------
 
@@ -461,6 +520,7 @@ class Pool:
         if answer.done():
             return answer.result()
         last = "\n".join(executor.process.tail)
+        self._check_not_stopping()
         if executor.gone.is_set():
             raise UsageError(
                 f"importing {module!r} ended its process: it {describe_exit(executor.process.returncode)}"
@@ -559,12 +619,7 @@ class Pool:
         slot.executor = None
         asked_for = cause not in ("exited", "eof", "refused", "attach_timeout")
         progress = asked_for or (executor.attached.is_set() and executor.link.finished_calls > 0)
-        delay_ms, backing_off = slot.throttle.record_exit(self._clock.now_ms(), made_progress=progress)
-        if delay_ms == 0:
-            self._keep(self._fill(slot))
-            return
-        slot.state = SlotState.BACKOFF if backing_off else SlotState.WAITING
-        slot.timer = self._loop.call_later(delay_ms / 1_000, lambda: self._keep(self._fill(slot)))
+        self._fill_later(slot, made_progress=progress)
 
     # --- the tick -----------------------------------------------------------------------------------------------
 

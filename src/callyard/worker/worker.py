@@ -27,6 +27,7 @@ import msgspec
 from callyard.clock import SYSTEM_CLOCK, Clock
 from callyard.errors import CallyardError, ErrorKind, UsageError
 from callyard.functions.encoding import ResultMisfit, encode_canonical
+from callyard.functions.function import MILLISECONDS_MAX
 from callyard.functions.loading import refuse_while_importing
 from callyard.functions.registry import FunctionSpec, Registry
 from callyard.ids import Digest, ExecutorId, FunctionId, TaskId, Tenant
@@ -45,6 +46,8 @@ from callyard.worker.spawner import OutputCallback, ProcessSpawner, Spawner
 from callyard.worker.task_run import SingleCall, TaskRun
 
 FLUSH_INTERVAL_S: Final = 0.5
+MAX_ATTEMPTS_RANGE: Final = (1, 1_000_000)
+TENANT_CHARACTERS_MAX: Final = 256
 _TASK_NUMBERS: Final = itertools.count(1)
 
 
@@ -90,6 +93,9 @@ class Worker:
         self._runs: set[TaskRun | SingleCall] = set()
         self._idle = asyncio.Event()
         self._closing = False
+        self._hurried = False
+        """Nothing is waited for any more: the one who closes was cancelled."""
+        self._ending: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -105,8 +111,8 @@ class Worker:
 
     async def start(self) -> None:
         """Start the executors, and have one of them describe the bundle. Raises UsageError when that fails."""
-        if self._pool is not None:
-            raise UsageError("this worker was started before; make a new one")
+        if self._pool is not None or self._closing:
+            raise UsageError("this worker was started, or closed, before; make a new one")
         self._folder = RunFolder()
         try:
             self._actor = Actor(
@@ -142,15 +148,35 @@ class Worker:
             raise
 
     async def close(self, *, drain: bool = True) -> None:
-        """Take no new work; let running tasks end within `drain_deadline_ms`, then cancel, then kill. Idempotent."""
+        """Take no new work; let running tasks end within `drain_deadline_ms`, then cancel, then kill. Idempotent.
+
+        Cancelled, it kills at once and returns when no process is left.
+        """
         self._closing = True
-        if self._pool is not None and self._actor is not None:
-            if drain:
+        try:
+            if drain and self._ending is None:
                 await self._wait_idle(self.config.drain_deadline_ms)
+            await asyncio.shield(self._end())
+        except asyncio.CancelledError:
+            self._hurried = True
+            self._idle.set()
+            await asyncio.wait({self._end()})
+            raise
+
+    def _end(self) -> asyncio.Task[None]:
+        """The one task that ends everything, however many close and whoever of them is cancelled."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._stop_all())
+        return self._ending
+
+    async def _stop_all(self) -> None:
+        if self._pool is not None and self._actor is not None:
             for run in list(self._runs):
                 run.stop(StopReason.SHUTTING_DOWN)
-            await self._wait_idle(self.config.cancel_grace_ms * 4 + 1_000)
-            await self._pool.stop()
+            try:
+                await self._wait_idle(self.config.cancel_grace_ms * 4 + 1_000)
+            finally:
+                await self._pool.stop()
             await asyncio.sleep(0)  # the turn that hears of the last losses
             await self._wait_idle(1_000)
             self._actor.close()
@@ -162,7 +188,7 @@ class Worker:
         """Until no task runs, or the time is up."""
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
-                while self._runs and self._failure is None:
+                while self._runs and self._failure is None and not self._hurried:
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
@@ -210,6 +236,7 @@ class Worker:
         With `strings` the values are text, parsed by each parameter's type.
         """
         self._spec(function)
+        _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=False)
         call = NewCall(0, view[function], _encode_args(args), strings)
         single = SingleCall(self._running(), plan, view, call, self._on_run_end)
@@ -239,6 +266,7 @@ class Worker:
         as results are taken. Leaving the loop early cancels the rest. Raises what `rows` raises.
         """
         self._spec(function)
+        _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         source = IterableSource(rows)
         run = self._open_run(function, ordered, max_attempts, budget_ms, tenant)
         timer = self._arm_deadline(run, deadline_ms)
@@ -273,6 +301,7 @@ class Worker:
         """
         if function is not None:
             self._spec(function)
+        _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         task = self._open_run(function, True, max_attempts, budget_ms, tenant)
         return Run(self, task, source, sink, deadline_ms, 0 if fail_fast else max_failures)
 
@@ -341,7 +370,13 @@ class Worker:
     def _plan(
         self, max_attempts: int | None, budget_ms: int | None, tenant: str, *, streaming: bool
     ) -> tuple[TaskPlan, Mapping[str, FunctionTarget]]:
-        """A task's plan and its pinned view. Call lists take a task slot, single calls do not (D39)."""
+        """A task's plan and its pinned view. Call lists take a task slot, single calls do not (D39).
+
+        Raises UsageError for values out of range: they must not get as far as the scheduler or an executor.
+        """
+        _check_whole("max_attempts", max_attempts, *MAX_ATTEMPTS_RANGE)
+        _check_whole("budget_ms", budget_ms, 0, MILLISECONDS_MAX)
+        _check_tenant(tenant)
         if self._closing:
             raise UsageError("the worker is closing and takes no new calls")
         plan = TaskPlan(
@@ -365,7 +400,7 @@ class Worker:
         if deadline_ms is None:
             return None
         loop = asyncio.get_running_loop()
-        return loop.call_later(deadline_ms / 1_000, run.stop, StopReason.DEADLINE)
+        return loop.call_later(max(0, deadline_ms) / 1_000, run.stop, StopReason.DEADLINE)
 
     def _on_run_end(self, run: TaskRun | SingleCall) -> None:
         self._runs.discard(run)
@@ -505,6 +540,18 @@ class Run:
             stop_reason=None if converged is None else converged.stop_reason,
             peak_memory_bytes=peak_memory_bytes(),
         )
+
+
+def _check_whole(name: str, value: object, low: int, high: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+
+
+def _check_tenant(tenant: object) -> None:
+    if not isinstance(tenant, str) or not 1 <= len(tenant) <= TENANT_CHARACTERS_MAX or not tenant.isprintable():
+        raise UsageError(f"tenant must be a printable text of 1 to {TENANT_CHARACTERS_MAX} characters")
 
 
 def _encode_args(args: Mapping[str, Any] | Sequence[Any] | None) -> bytes:
