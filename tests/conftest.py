@@ -22,6 +22,10 @@ settings.register_profile(
 settings.register_profile("long", settings.get_profile("ci"), derandomize=False, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# Hundreds of executors are started: they share bytecode, also where the environment says to write none.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / "build" / "bytecode"))
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -229,8 +229,8 @@ def run_command(
                 executor_count=executors,
                 start_timeout_ms=start_timeout,
                 executor_memory_high_watermark=executor_memory,
+                quiet=quiet,
             ),
-            quiet=quiet,
             debug=debug,
         )
         return run_list(options, screen)
@@ -278,9 +278,9 @@ def list_command(
     _guard(lambda screen: list_functions(target, setup, screen, as_json=as_json), debug=debug)
 
 
-def _setup(include: list[str] | None, **settings: Any) -> Setup:
+def _setup(include: list[str] | None, *, quiet: bool = False, **settings: Any) -> Setup:
     given = {name: value for name, value in settings.items() if value is not None}
-    return Setup(include=tuple(include or ()), settings=given)
+    return Setup(include=tuple(include or ()), settings=given, quiet=quiet)
 
 
 def _refuse_both(one: str, has_one: bool, other: str, has_other: bool) -> None:

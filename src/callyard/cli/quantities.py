@@ -46,10 +46,10 @@ def parse_size_bytes(text: str) -> int:
 
 
 def show_duration(milliseconds: float) -> str:
-    """`0.84 s`, `12.3 s`, `30 s`, `4 min 05 s`, `1 h 02 min`."""
+    """`840 ms`, `12.3 s`, `30 s`, `4 min 05 s`, `1 h 02 min`."""
+    if round(milliseconds) < 1_000:
+        return f"{milliseconds:.0f} ms"
     tenths = round(milliseconds / 100)
-    if tenths < 100:
-        return f"{milliseconds / 1_000:.2f}".removesuffix(".00") + " s"
     if tenths < 600:
         return f"{tenths / 10:.1f}".removesuffix(".0") + " s"
     minutes, seconds = divmod(round(milliseconds / 1_000), 60)

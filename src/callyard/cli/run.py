@@ -45,7 +45,6 @@ class RunOptions:
     max_failures: int | None
     fail_fast: bool
     setup: Setup
-    quiet: bool
     debug: bool
 
 
@@ -84,10 +83,10 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
         try:
             async with _shown(options, screen, worker, run, name):
                 summary = await run.wait()
-        except OutputClosed:
-            return 0  # the reader of our output has seen enough
+        except OutputClosed:  # the reader of our output has seen enough, or the same Ctrl-C ended it
+            return exit_status(interrupts.number) if interrupts.number else 0
         number = interrupts.number
-    if not options.quiet:
+    if not options.setup.quiet:
         show_summary(screen, summary, tally, calls, options)
     if number:
         return exit_status(number)
@@ -125,7 +124,7 @@ async def _shown(
     options: RunOptions, screen: Screen, worker: Worker, run: Run, function: str | None
 ) -> AsyncIterator[None]:
     """Show the run while the body waits for it. A fault of the display is raised when the run is over."""
-    if options.quiet:
+    if options.setup.quiet:
         yield
         return
     budget = "no budget unless the function names one"
@@ -134,10 +133,12 @@ async def _shown(
     elif options.budget_ms == 0:
         budget = "no budget"
     named = "" if function is not None else f"; each row names its function: {', '.join(worker.registry.names())}"
-    executors = len(worker.slots())
-    screen.say(f"{executors} {'executor' if executors == 1 else 'executors'}, {budget}{named}", style="dim")
+    count = len(worker.slots())
+    screen.say(f"{'1 executor' if count == 1 else f'{count} executors'}, {budget}{named}", style="dim")
+    if options.calls == "-" and os.isatty(0):
+        screen.say("reading rows from the terminal; Ctrl-D ends them", style="dim")
     # A bar needs the terminal for itself: results on the same one, or in a pipe to what prints there, would tear it.
-    alone = options.output != "-" or is_plain_file(1)
+    alone = is_plain_file(1 if options.output == "-" else options.output)
     scrolling = options.output == "-" and os.isatty(1)
     shown = asyncio.ensure_future(
         show_progress(screen, worker, run, bar=screen.is_terminal and alone, lines=not scrolling)
@@ -153,8 +154,9 @@ async def _shown(
 
 def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallList, options: RunOptions) -> None:
     """Calls, failures that are alike with an example each, time, rate, peak memory."""
+    count = "1 call" if summary.calls == 1 else f"{summary.calls:,} calls"
     screen.say(
-        f"{summary.calls:,} calls: {summary.ok:,} ok, {summary.failed:,} failed in {show_duration(summary.elapsed_ms)}"
+        f"{count}: {summary.ok:,} ok, {summary.failed:,} failed in {show_duration(summary.elapsed_ms)}"
         f" ({summary.calls_per_second:,.0f}/s), worker's peak memory {show_size(summary.peak_memory_bytes)}",
         style="bold",
     )
@@ -172,7 +174,7 @@ def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallL
                 screen.say(alike.failure.stack, style="dim")
         if rest_count:
             screen.say(f"      {rest_count:,} with other messages")
-    if summary.failed and options.output != "-":
+    if summary.failed and os.path.isfile(options.output):
         screen.say(f"all of them: grep '\"ok\":false' {shlex.quote(options.output)}", style="dim")
 
 

@@ -65,7 +65,7 @@ class Screen:
             self._held.clear()
 
 
-def is_plain_file(fd: int) -> bool:
-    """A file, or /dev/null: nothing that would appear on a terminal beside a bar."""
-    info = os.fstat(fd)
+def is_plain_file(file: int | str) -> bool:
+    """A file, or /dev/null, by path or descriptor: nothing that would appear on a terminal beside a bar."""
+    info = os.stat(file)
     return stat.S_ISREG(info.st_mode) or os.path.samestat(info, os.stat(os.devnull))

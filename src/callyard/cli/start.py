@@ -29,6 +29,7 @@ class Setup:
     include: tuple[str, ...]
     settings: Mapping[str, Any]
     """Of `WorkerConfig`, over those of the environment."""
+    quiet: bool = False
 
 
 def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: Screen) -> int:
@@ -46,11 +47,12 @@ async def started_worker(path: Path, setup: Setup, screen: Screen) -> AsyncItera
     """A worker on a file. Raises UsageError when the file, or a setting, is wrong."""
     config = WorkerConfig.from_environment(os.environ, **setup.settings)
     worker = Worker(Registry.for_target(path, include=setup.include), config=config, on_output=screen.say_output)
-    slow = asyncio.ensure_future(_say_slow_start(screen, path, config))
+    slow = None if setup.quiet else asyncio.ensure_future(_say_slow_start(screen, path, config))
     try:
         await worker.start()
     finally:
-        slow.cancel()
+        if slow is not None:
+            slow.cancel()
     try:
         yield worker
     except BaseException:

@@ -92,8 +92,12 @@ class Alarm:
         self.install()
 
     def install(self) -> None:
-        """Take SIGALRM (back), and forget what was armed: user code may have changed both."""
+        """Take SIGALRM (back), and forget what was armed: user code may have changed both.
+
+        Unblocked, too: a mask is also inherited, from a host thread that blocks signals as threads often do.
+        """
         _set_handler(signal.SIGALRM, self._on_alarm)
+        _set_mask(signal.SIG_UNBLOCK, (signal.SIGALRM,))
         self.disarm()
 
     def arm(self, at_ns: int) -> None:
@@ -151,3 +155,4 @@ class Alarm:
 
 _set_handler: Final = signal.signal
 _set_timer: Final = signal.setitimer
+_set_mask: Final = signal.pthread_sigmask

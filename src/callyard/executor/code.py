@@ -90,19 +90,26 @@ class Code:
     # --- what went wrong in a call --------------------------------------------------------------------------------
 
     def describe(self, error: BaseException) -> Fault:
-        return failures.describe(error, root=self.path, with_locals=self._with_locals)
+        """What an exception of the user's says; one that cannot be looked at is told by its type alone (X57)."""
+        try:
+            return failures.describe(error, root=self.path, with_locals=self._with_locals)
+        except BaseException as second:  # noqa: BLE001 - `__class__`, `__getattribute__` and the like are user code
+            return failures.describe_unreadable(error, second)
 
     def describe_misfit(self, error: BaseException) -> Fault:
         """From binding the arguments: a misfit, or whatever a validator of the user's raised."""
-        if isinstance(error, self._arguments_misfit):
+        # By type(): isinstance asks an exception's own `__class__`, which is user code.
+        if issubclass(type(error), self._arguments_misfit):
+            assert isinstance(error, self._arguments_misfit)
             return Fault(ErrorKind.SCHEMA, error.message, Outcome.NOT_RUN, dict(error.details))
         return self.describe(error)
 
     def describe_result(self, error: BaseException) -> Fault:
         """From encoding the result: it ran, but its result cannot be sent."""
-        if isinstance(error, self._result_misfit):
+        if issubclass(type(error), self._result_misfit):
+            assert isinstance(error, self._result_misfit)
             return Fault(ErrorKind.RESULT, error.message, details=dict(error.details))
-        if isinstance(error, RecursionError):
+        if issubclass(type(error), RecursionError):
             return Fault(ErrorKind.RESULT, "the result is nested too deeply, or contains itself")
         fault = self.describe(error)
         if fault.kind is not ErrorKind.RESOURCE_LIMIT:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,9 @@ STACK_HEAD_BYTES: Final = 4 * 1024
 LOCALS_BYTES_MAX: Final = 8 * 1024
 LOCAL_CHARACTERS_MAX: Final = 500
 MESSAGE_CHARACTERS_MAX: Final = 8 * 1024
+NAME_CHARACTERS_MAX: Final = 200
 MASK: Final = "<masked>"
+_REAL_NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _SECRETS: Final = ("passw", "passphrase", "pwd", "secret", "token", "apikey", "api_key", "credential", "private")
 _SECRET_WORDS: Final = frozenset({"auth", "authorization", "cookie", "key", "pin", "session"})
 
@@ -72,6 +75,11 @@ def describe(error: BaseException, *, root: str, with_locals: bool) -> Fault:
     )
 
 
+def describe_unreadable(error: BaseException, second: BaseException) -> Fault:
+    """For an exception whose looking at raised `second`: nothing here asks either of them."""
+    return Fault(ErrorKind.INTERNAL, f"{name_of(error)} <describing it raised {name_of(second)}>")
+
+
 def exit_code_of(error: SystemExit) -> int:
     """The status with which a process that raised it would end."""
     if error.code is None:
@@ -80,8 +88,8 @@ def exit_code_of(error: SystemExit) -> int:
 
 
 def name_of(error: BaseException) -> str:
-    name: object = getattr(type(error), "__name__", "")
-    return clean_text(name) if isinstance(name, str) else "exception"
+    """The name of its class, from the slot itself: a metaclass may answer for `__name__` with code of its own."""
+    return cut_text(clean_text(_REAL_NAME(type(error))), NAME_CHARACTERS_MAX)
 
 
 def text_of(error: BaseException) -> str:

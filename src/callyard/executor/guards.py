@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, Final, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 LEFT_OPEN: Final = (0, 1, 2)
 """Standard descriptors: closed, the next file opened would take their place, and every print would land in it."""
@@ -171,6 +171,24 @@ class Guards:
         _replace(signal, "signal", set_handler)
         for name in ("setitimer", "alarm"):
             self._wrap_timer(name)
+        self._guard_signal_mask()
+
+    def _guard_signal_mask(self) -> None:
+        """A blocked SIGALRM would leave every later call without its budget. Other threads' masks are their own."""
+        real = signal.pthread_sigmask
+        main_thread = _thread.get_ident()
+
+        def set_mask(how: Any, mask: Any) -> Any:
+            before = real(how, mask)
+            if _thread.get_ident() == main_thread and real(signal.SIG_BLOCK, ()) != before:
+                self._changing(
+                    "signal mask",
+                    "changed the signal mask",
+                    lambda: real(signal.SIG_SETMASK, before) != before,
+                )
+            return before
+
+        _replace(signal, "pthread_sigmask", set_mask)
 
     def _wrap_timer(self, name: str) -> None:
         real: Callable[..., Any] = getattr(signal, name)
@@ -296,6 +314,19 @@ class KeptOpen(io.TextIOWrapper):
     def close(self) -> None:
         self.flush()
 
+    def detach(self) -> NoReturn:
+        raise io.UnsupportedOperation("a standard stream of the executor keeps its buffer")
+
+
+class KeptOpenBuffer(io.BufferedWriter):
+    """The same for its buffer."""
+
+    def close(self) -> None:
+        self.flush()
+
+    def detach(self) -> NoReturn:
+        raise io.UnsupportedOperation("a standard stream of the executor keeps its descriptor")
+
 
 def keep_streams_open() -> None:
     """Make stdout and stderr line buffered and proof against `close()`. Protocol bytes never go there."""
@@ -303,7 +334,7 @@ def keep_streams_open() -> None:
         old: TextIO | None = getattr(sys, name)
         if old is None:  # started with the descriptor closed
             continue
-        raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
+        raw = KeptOpenBuffer(io.FileIO(fd, "w", closefd=False))
         stream = KeptOpen(raw, encoding=old.encoding, errors=old.errors, line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

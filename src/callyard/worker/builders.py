@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, Protocol, cast
 
 import msgspec
 
@@ -453,7 +453,8 @@ def _standard_input() -> IO[bytes]:
     stream = sys.stdin
     if stream is None:
         raise UsageError("standard input is closed: give a file")
-    return stream.buffer
+    # Unbuffered: a thread that waits in a buffered read holds its lock, and the interpreter aborts at exit for it.
+    return cast(IO[bytes], getattr(stream.buffer, "raw", stream.buffer))
 
 
 def _check_readable(path: Path) -> os.stat_result:

@@ -272,7 +272,11 @@ class ChildProcess:
     def _emit(self, line: bytes) -> None:
         text = line[:TAIL_LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")
         self.tail.append(text)
-        self._on_output(self.executor_id, text)
+        try:
+            self._on_output(self.executor_id, text)
+        except Exception as error:  # noqa: BLE001  # the listener's own: told, and the next line is read all the same
+            message = f"on_output failed for a line of {self.executor_id}"
+            self._loop.call_exception_handler({"message": message, "exception": error})
 
     def _end_output(self) -> None:
         if self._output_fd < 0:

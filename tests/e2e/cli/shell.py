@@ -11,6 +11,7 @@ import select
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,8 +25,15 @@ from tests.e2e.processes import children_of, wait_gone, wait_until
 CALLYARD = Path(sys.executable).with_name("callyard")
 TARGET = Path(__file__).with_name("functions_file.py")
 TIMEOUT_S = 90.0
+_BYTECODE = tempfile.TemporaryDirectory(prefix="callyard-bytecode-")
+"""Else an environment that forbids to write bytecode has every process compile every module: half of its time."""
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.startswith("CALLYARD_")},
+    **{
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("CALLYARD_") and name != "PYTHONDONTWRITEBYTECODE"
+    },
+    "PYTHONPYCACHEPREFIX": _BYTECODE.name,
     "CALLYARD_SPARE_EXECUTORS": "0",
     "CALLYARD_EXECUTOR_COUNT": "1",
     "COLUMNS": "100",

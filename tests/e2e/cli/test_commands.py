@@ -19,7 +19,7 @@ def test_help_is_readable_and_shows_examples() -> None:
         assert words in long.out
     shown = run("run", "-h")
     assert shown.status == 0
-    for words in ("--max-failures", "--budget", "130 interrupted", "When calls fail", "or - for JSON lines on stdin"):
+    for words in ("--max-failures", "--budget", "130 interrupted", "When calls fail", "zcat calls.jsonl.gz"):
         assert words in " ".join(shown.out.split())
 
 
@@ -37,8 +37,6 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("words", "value"),
     [
-        (["double", "x=21"], 42),
-        (["double", "--json", "[4]"], 8),
         (["say", "text=17"], "17"),
         (["third", "--json", '{"x": 4, "name": "ü"}'], 4),
     ],
@@ -62,32 +60,20 @@ def test_a_failed_call_shows_the_users_own_stack() -> None:
 @pytest.mark.requirement("X89")
 def test_an_overrun_names_its_limit(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    done = run("call", f"{TARGET}:wait_here", f"path={begun}", "how=spin", "--budget", "200ms")
-    assert done.status == 1
-    assert done.err.splitlines()[-1].startswith("timeout (ran out of time): ran out of its budget of 200 ms")
     rows = json.dumps([str(begun), "block"]) + "\n" + json.dumps(["", "block"]) + "\n"
     listed = run("run", f"{TARGET}:wait_here", "-", "--budget", "200ms", stdin=rows)
     overrun, other = listed.results
     assert (overrun["error"]["kind"], overrun["error"]["details"]["limit"]) == ("timeout", "budget_ms")
     assert other["ok"]
-    assert "1 executor, budget 0.20 s a call" in listed.err
+    assert "1 executor, budget 200 ms a call" in listed.err
+    assert "call 0, line 1: ran out of its budget of 200 ms" in listed.err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["x"], "expected NAME=VALUE, got 'x'; for other arguments use --json"),
-        (["x=1", "x=2"], "argument 'x' is given twice"),
-        (["--json", "{"], "--json is no JSON"),
-        (["--json", "3"], "--json must be an object (by name) or an array (by position), got '3'"),
-        (["x=1", "--json", "[1]"], "give the arguments as NAME=VALUE words or by --json, not both"),
-        (["x=1", "--budget", "soon"], "expected a duration such as"),
-    ],
-)
-def test_arguments_that_are_none(words: list[str], message: str) -> None:
-    done = run("call", f"{TARGET}:double", *words)
-    assert (done.status, done.out) == (2, "")
-    assert message in " ".join(done.err.replace("│", "").split())
+def test_arguments_that_are_none() -> None:
+    no_pair, no_duration = run("call", TARGET, "x"), run("call", TARGET, "x=1", "--budget", "soon")
+    assert (no_pair.status, no_duration.status) == (2, 2)
+    assert no_pair.err == "error: expected NAME=VALUE, got 'x'; for other arguments use --json '[…]'\n"
+    assert "expected a duration such as 250ms, 2s, 5m or 1h, got 'soon'" in " ".join(no_duration.err.split())
 
 
 def test_call_needs_one_function() -> None:
@@ -124,13 +110,9 @@ def test_list_shows_the_packages_that_are_imported(tmp_path: Path) -> None:
     ("source", "message"),
     [
         ("def f(:\n", "m.py:1: SyntaxError: invalid syntax"),
-        ("import nowhere_to_be_found\n", "m.py:1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("\ndef g():\n    raise RuntimeError('no')\ng()\n", "m.py:3: RuntimeError: no"),
-        ("import sys\nsys.exit(4)\n", "m.py:2: SystemExit: 4"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "ended its process: it was killed by SIGSEGV"),
         ("import time\ntime.sleep(600)\n", "took longer than start_timeout_ms=1000"),
-        ("while True: pass\n", "took longer than start_timeout_ms=1000"),
-        ("x = 1\n", "m.py: no functions: define one with def, or declare it with @function"),
     ],
 )
 def test_a_file_that_cannot_be_imported(tmp_path: Path, source: str, message: str) -> None:
@@ -151,34 +133,18 @@ def test_debug_shows_the_stack_of_an_import(tmp_path: Path) -> None:
     assert done.err.splitlines()[-1] == "error: m.py:2: RuntimeError: no"
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("missing.py:f", "missing.py does not exist: expected a Python file, such as functions.py"),
-        (".:f", ". is a folder: expected a Python file"),
-        ("m.py:not-a-name", "expected FILE.py or FILE.py:FUNCTION, got 'm.py:not-a-name'"),
-    ],
-)
-def test_a_target_that_is_none(tmp_path: Path, target: str, message: str) -> None:
-    done = run("call", target, cwd=tmp_path)
+def test_a_target_that_is_none(tmp_path: Path) -> None:
+    done = run("call", "missing.py:f", cwd=tmp_path)
     assert done.status == 2
-    assert message in done.err
+    assert "missing.py does not exist: expected a Python file, such as functions.py" in done.err
 
 
 @pytest.mark.requirement("X73")
-@pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("CALLYARD_EXECUTOR_COUNT", "many", "CALLYARD_EXECUTOR_COUNT must be a whole number, got 'many'"),
-        ("CALLYARD_START_TIMEOUT_MS", "5", "start_timeout_ms must be from 100 to "),
-    ],
-)
-@pytest.mark.parametrize("command", ["call", "list"])
-def test_a_bad_variable_is_said(command: str, variable: str, value: str, message: str) -> None:
-    words = [f"{TARGET}:double", "x=1"] if command == "call" else [TARGET]
-    done = run(command, *words, env={variable: value})
+@pytest.mark.parametrize("words", [["call", f"{TARGET}:double", "x=1"], ["list", str(TARGET)]])
+def test_a_bad_variable_is_said(words: list[str]) -> None:
+    done = run(*words, env={"CALLYARD_SPARE_EXECUTORS": "many"})
     assert (done.status, done.out) == (2, "")
-    assert message in done.err
+    assert done.err == "error: CALLYARD_SPARE_EXECUTORS must be a whole number, got 'many'\n"
 
 
 def test_a_file_beside_the_functions_is_sent_along_when_included(tmp_path: Path) -> None:

@@ -19,19 +19,13 @@ DOUBLE = f"{TARGET}:double"
     [
         ("nowhere.jsonl", "nowhere.jsonl does not exist: expected a file of rows, such as rows.jsonl or rows.csv"),
         ("folder", "folder is a folder: expected a file of rows"),
-        ("rows.json", "rows.json: .json is one document: write one JSON object per line and call it .jsonl"),
-        ("rows.xlsx", "rows.xlsx: unknown format 'xlsx': expected .jsonl, .ndjson, .csv or .tsv"),
         ("utf16.jsonl", "utf16.jsonl is UTF-16 or UTF-32 text: save it as UTF-8"),
-        ("header.csv", "header.csv:1: the first line looks like data (1, 2): expected a first line with the names"),
         ("no_function.csv", "rows of a CSV file name no function"),
     ],
 )
 def test_a_file_that_is_no_call_list(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
-    for other in ("rows.json", "rows.xlsx"):
-        (tmp_path / other).write_text("{}")
     (tmp_path / "utf16.jsonl").write_text('{"x": 1}\n', encoding="utf-16")
-    (tmp_path / "header.csv").write_text("1,2\n3,4\n")
     (tmp_path / "no_function.csv").write_text("x\n1\n")
     target = TARGET if name == "no_function.csv" else DOUBLE
     done = run("run", target, name, "-o", "out.jsonl", cwd=tmp_path)

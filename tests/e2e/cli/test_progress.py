@@ -109,7 +109,8 @@ def test_a_dumb_terminal_and_a_forced_colour_get_no_bar(tmp_path: Path) -> None:
     terminal = Terminal(["run", f"{TARGET}:double", rows, "-o", tmp_path / "out.jsonl"], TERM="dumb")
     assert terminal.wait() == 0
     assert "\x1b" not in terminal.raw
-    forced = run("run", f"{TARGET}:double", rows, env={"FORCE_COLOR": "1"})
+    forced = run("run", f"{TARGET}:double", rows, "-o", tmp_path / "other.jsonl", env={"FORCE_COLOR": "1"})
+    assert "1 call: 1 ok" in forced.err
     assert "━" not in forced.err
 
 
