@@ -9,6 +9,8 @@ import pytest
 from callyard.errors import CallError, ErrorKind, Outcome
 from callyard.wire.frames import FRAME_BYTES_MAX
 from callyard.wire.messages import ExecuteCall
+from callyard.worker.builders import IterableSource
+from callyard.worker.outputs import MemoryOutput
 
 from .conftest import MakeWorker, ManualClock
 from .fakes import FakeProcess, FakeSpawner
@@ -361,3 +363,26 @@ async def test_a_draining_executor_is_replaced_when_its_calls_are_done(make_work
         second.complete(execute, b"2")
         assert await later == 2
         assert len(process.executes) == 1
+
+
+@pytest.mark.requirement("X37")
+async def test_a_process_stopped_before_it_attached_is_lost_too(make_worker: MakeWorker) -> None:
+    spawner = FakeSpawner()
+    async with make_worker(spawner) as worker:
+        spawner.attach = False
+        spawner.processes[0].exit(1)
+        second = await spawner.wait_spawned(2)
+        second.stopped = True
+        worker._pool.tick()
+        assert second.returncode is None
+        worker._pool.tick()
+        await spawner.wait_spawned(3)
+        assert second.returncode == -9
+
+
+async def test_a_run_that_is_never_started_does_not_hold_up_the_close(make_worker: MakeWorker) -> None:
+    spawner = FakeSpawner()
+    async with make_worker(spawner, drain_deadline_ms=60_000) as worker:
+        worker.open_run("effect", IterableSource([1]), MemoryOutput())
+        async with asyncio.timeout(20):
+            await worker.close()

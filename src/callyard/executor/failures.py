@@ -21,6 +21,7 @@ from callyard.wire.messages import WireError
 if TYPE_CHECKING:
     from callyard.executor.contexts import Call, Context
 
+CHAIN_MAX: Final = 50
 STACK_BYTES_MAX: Final = 16 * 1024
 STACK_HEAD_BYTES: Final = 4 * 1024
 LOCALS_BYTES_MAX: Final = 8 * 1024
@@ -121,6 +122,7 @@ def stack_of(error: BaseException, root: str = "") -> str:
     import traceback
 
     try:
+        _cut_chain(error)
         told = traceback.TracebackException.from_exception(error)
         _drop_engine_frames(told, set())
         return cut_stack(cut_root("".join(told.format()), root))
@@ -141,6 +143,17 @@ def stack_of_suspended(call: Call, context: Context) -> str:
     kept = [entry for entry in entries if not entry.filename.startswith(ENGINE_FILES)]
     told = "Stopped here (most recent call last):\n" + "".join(traceback.format_list(kept))
     return cut_stack(cut_root(told, call.code.path))
+
+
+def _cut_chain(error: BaseException) -> None:
+    """Forget causes beyond `CHAIN_MAX`: to tell tens of thousands of them takes seconds, and nobody reads them."""
+    link: BaseException | None = error
+    for _ in range(CHAIN_MAX):
+        if link is None:
+            return
+        link = link.__cause__ or link.__context__
+    if link is not None:
+        link.__cause__ = link.__context__ = None
 
 
 def _drop_engine_frames(told: Any, seen: set[int]) -> None:

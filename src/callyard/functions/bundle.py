@@ -28,6 +28,9 @@ from callyard.ids import Digest
 
 BUNDLE_BYTES_MAX: Final = 64 * 1024 * 1024
 BUNDLE_FILES_MAX: Final = 10_000
+_MODULE_SUFFIXES: Final = (".py", *EXTENSION_SUFFIXES)
+_HARMLESS_NAMES: Final = frozenset({"test", "this", "antigravity", "idlelib", "turtledemo"})
+"""Modules of the standard library that no other module imports."""
 _INIT: Final = "__init__.py"
 _OUTSIDE: Final = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
 _OWN_NAME: Final = "callyard"
@@ -199,6 +202,11 @@ class _Collector:
 
     def _add(self, path: Path, content: bytes, module: str) -> None:
         name = self._name(path)
+        top = module.partition(".")[0]
+        if path.suffix in _MODULE_SUFFIXES and top in sys.stdlib_module_names and top not in _HARMLESS_NAMES:
+            raise UsageError(
+                f"{name} would hide Python's own module {top!r} from everything in its process: rename the file"
+            )
         self._bytes += len(content)
         if self._bytes > BUNDLE_BYTES_MAX or len(self.files) >= BUNDLE_FILES_MAX:
             raise UsageError(

@@ -24,8 +24,16 @@ class MarkPage:
         self.path = path
         size = -(-contexts * MARK_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self.fd, size)
-        self._map = mmap.mmap(self.fd, size)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.fd, 0, size)  # a full disk is an error here, not a SIGBUS at the first mark
+            else:
+                os.ftruncate(self.fd, size)
+            self._map = mmap.mmap(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            path.unlink()
+            raise
         self._view = memoryview(self._map).cast("Q")
 
     def begun(self) -> set[CallNumber]:

@@ -656,19 +656,20 @@ class Pool:
     def _judge(self, executor: Executor, now_ms: int) -> None:
         """Kill what is wedged, silent, stopped, not reading, or never attached (X37, X38, X68, X71)."""
         heartbeat, limits = executor.heartbeat, executor.limits
+        executor.stopped_ticks = executor.stopped_ticks + 1 if executor.process.is_stopped() else 0
+        if executor.stopped_ticks >= 2:
+            self.lose(executor, "stopped", f"{executor.executor_id} was stopped by a signal")
+            return
         if heartbeat is None or limits is None:
             if now_ms - executor.started_at_ms > self._config.attach_timeout_ms:
                 limit = f"attach_timeout_ms={self._config.attach_timeout_ms}"
                 self.lose(executor, "attach_timeout", f"{executor.executor_id} did not attach within {limit}")
             return
-        executor.stopped_ticks = executor.stopped_ticks + 1 if executor.process.is_stopped() else 0
         cpu_ticks = executor.process.cpu_ticks()
         cpu_rises, executor.cpu_ticks = cpu_ticks > executor.cpu_ticks, cpu_ticks
         silent_ms = now_ms - executor.heartbeat_at_ms
         blocked_at_ms = executor.link.write_blocked_since_ms
-        if executor.stopped_ticks >= 2:
-            self.lose(executor, "stopped", f"{executor.executor_id} was stopped by a signal")
-        elif silent_ms > limits.heartbeat_ms and not (limits.heartbeat_needs_idle_cpu and cpu_rises):
+        if silent_ms > limits.heartbeat_ms and not (limits.heartbeat_needs_idle_cpu and cpu_rises):
             message = f"{executor.executor_id} sent no heartbeat for {silent_ms} ms"
             self.lose(executor, "heartbeat", message, heartbeat.running_call_id or None)
         elif is_stalled(

@@ -231,9 +231,12 @@ class ChildProcess:
     def _wait_in_thread(self) -> None:
         try:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            pass  # the host program reaped it: gone all the same
+        try:
             self._loop.call_soon_threadsafe(self._see_exit)
-        except (ChildProcessError, RuntimeError):
-            return  # reaped by somebody else, or the loop is closed: nobody asks any more
+        except RuntimeError:
+            return  # the loop is closed: nobody asks any more
 
     def _see_exit(self) -> None:
         if self._exited.is_set():

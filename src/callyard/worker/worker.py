@@ -354,7 +354,7 @@ class Worker:
         self, function: str | None, ordered: bool, max_attempts: int | None, budget_ms: int | None, tenant: str
     ) -> TaskRun:
         plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=True)
-        run = TaskRun(
+        return TaskRun(
             self._running(),
             self._clock,
             self.config,
@@ -364,8 +364,6 @@ class Worker:
             ordered=ordered,
             on_end=self._on_run_end,
         )
-        self._runs.add(run)
-        return run
 
     def _plan(
         self, max_attempts: int | None, budget_ms: int | None, tenant: str, *, streaming: bool
@@ -394,6 +392,7 @@ class Worker:
 
     def _start_run(self, run: TaskRun, source: CallSource) -> None:
         rows = iter(source.rows())
+        self._runs.add(run)
         run.start(lambda wake: ThreadFeed(rows, wake) if source.may_block else InlineFeed(rows))
 
     def _arm_deadline(self, run: TaskRun | SingleCall, deadline_ms: int | None) -> asyncio.TimerHandle | None:

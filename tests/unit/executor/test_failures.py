@@ -58,3 +58,14 @@ def test_a_chain_of_causes_that_bites_its_tail() -> None:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
     assert "first" in failures.describe(first, root="/nowhere", with_locals=False).stack
+
+
+def test_a_chain_of_thousands_of_causes_is_cut() -> None:
+    error = ValueError("last")
+    link: BaseException = error
+    for number in range(20_000):
+        link.__context__ = KeyError(number)
+        link = link.__context__
+    text = failures.stack_of(error)
+    assert "ValueError: last" in text
+    assert text.count("KeyError") == failures.CHAIN_MAX

@@ -373,3 +373,11 @@ def test_the_written_bundle_is_what_python_imports(project: WriteFiles, tmp_path
         cwd=tmp_path,
     )
     assert done.stdout.strip() == "app.flights 1 a,b"
+
+
+@pytest.mark.parametrize("place", ["target", "helper"])
+def test_a_file_that_hides_a_module_of_python_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "asyncio.py").write_text("def f(): ...\n")
+    (tmp_path / "m.py").write_text("import asyncio\n\n\ndef f(): ...\n")
+    with pytest.raises(UsageError, match=r"asyncio\.py would hide Python's own module 'asyncio'"):
+        Bundle.collect(tmp_path / ("asyncio.py" if place == "target" else "m.py"))
