@@ -269,9 +269,10 @@ class Worker:
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         source = IterableSource(rows)
         run = self._open_run(function, ordered, max_attempts, budget_ms, tenant)
-        timer = self._arm_deadline(run, deadline_ms)
+        timer: asyncio.TimerHandle | None = None
         try:
             self._start_run(run, source)
+            timer = self._arm_deadline(run, deadline_ms)
             async with aclosing(run.batches()) as batches:
                 async for batch in batches:
                     for result in batch:
@@ -396,7 +397,11 @@ class Worker:
         run.start(lambda wake: ThreadFeed(rows, wake) if source.may_block else InlineFeed(rows))
 
     def _arm_deadline(self, run: TaskRun | SingleCall, deadline_ms: int | None) -> asyncio.TimerHandle | None:
+        """After the run was started: a deadline that has passed lets nothing of it run (D11)."""
         if deadline_ms is None:
+            return None
+        if deadline_ms <= 0:
+            run.stop(StopReason.DEADLINE)
             return None
         loop = asyncio.get_running_loop()
         return loop.call_later(max(0, deadline_ms) / 1_000, run.stop, StopReason.DEADLINE)
@@ -470,11 +475,12 @@ class Run:
 
     async def wait(self) -> RunSummary:
         """Run to the end. The sink is closed on every way out; a failure of the sink stops the run and is raised."""
-        timer = self._worker._arm_deadline(self._task, self._deadline_ms)
+        timer: asyncio.TimerHandle | None = None
         self._started_at_ms = self._clock.now_ms()
         flushing = asyncio.ensure_future(self._flush_when_quiet())
         try:
             self._worker._start_run(self._task, self._source)
+            timer = self._worker._arm_deadline(self._task, self._deadline_ms)
             async with aclosing(self._task.batches()) as batches:
                 async for batch in batches:
                     self._take(batch)

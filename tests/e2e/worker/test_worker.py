@@ -169,6 +169,17 @@ async def test_a_deadline_ends_what_runs_and_what_waits() -> None:
     assert all(result.error.attempts == 0 for result in results if result.error.kind is ErrorKind.DEADLINE)
 
 
+async def test_a_deadline_that_has_passed_lets_nothing_run(tmp_path: Path) -> None:
+    path = tmp_path / "effects"
+    rows = [{"x": i, "path": str(path)} for i in range(50)]
+    async with Worker(TARGET, executors=1, spare_executors=0, on_output=quiet) as worker:
+        single = [await worker.call_result("effect", rows[0], deadline_ms=0) for _ in range(50)]
+        listed = [result async for result in worker.map("effect", rows, deadline_ms=0)]
+    assert {result.error.kind for result in single + listed if result.error} == {ErrorKind.DEADLINE}
+    assert not any(result.ok for result in single + listed)
+    assert not path.exists()
+
+
 async def test_cancelling_the_caller_cancels_the_call() -> None:
     async with Worker(TARGET, executors=1, spare_executors=0, on_output=quiet) as worker:
         call = asyncio.ensure_future(worker.call("spin", [60.0]))
