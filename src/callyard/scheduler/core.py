@@ -16,18 +16,19 @@ Source: call-execution X1-X23, X62-X77.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from random import Random
 from typing import assert_never
 
 import msgspec
 
 from callyard.errors import CallFailure, ErrorKind, Outcome, ProtocolError, fail, may_retry
-from callyard.ids import CallId, Digest, ExecutorId, TaskId, Tenant
+from callyard.ids import CallId, ExecutorId, TaskId
 from callyard.policy.backoff import compute_backoff_ms, compute_refusal_delay_ms
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler import invariants
+from callyard.scheduler.batches import PreparedBatch
 from callyard.scheduler.calls import (
     BOUND,
     DONE,
@@ -40,14 +41,16 @@ from callyard.scheduler.calls import (
     WAITING,
     Call,
     CallResult,
-    NewCall,
     StopReason,
 )
 from callyard.scheduler.commands import SchedulerCommand
 from callyard.scheduler.config import SchedulerConfig
+from callyard.scheduler.endings import describe_loss, describe_stop, discard_output
 from callyard.scheduler.events import SchedulerEvent
 from callyard.scheduler.executors import ExecutorIndex, ExecutorState
+from callyard.scheduler.slots import TaskSlots
 from callyard.scheduler.tasks import Batch, Task, TaskPlan
+from callyard.scheduler.turns import Turns
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True):
@@ -81,54 +84,6 @@ class TaskProgress(msgspec.Struct, frozen=True, gc=False):
     inflight: int
 
 
-class PreparedBatch(msgspec.Struct):
-    """Rows turned into calls, not yet known to the scheduler."""
-
-    task_id: TaskId
-    batch: Batch
-    failed_rows: int
-    args_bytes: int
-
-
-def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iterable[NewCall]) -> PreparedBatch:
-    """Build a batch's calls. No side effects: may run anywhere (X22). `commit_batch` is the only writer.
-
-    Rows are numbered without gaps from `first_index`. A row that came as a failure, or names no function, is that
-    index's failure and becomes no call (X84).
-    """
-    batch = Batch(index=batch_index, results=[], first_index=first_index, remaining=0, calls=[])
-    results = batch.results
-    calls = batch.calls
-    prefix = f"{plan.task_id}-"
-    failed = args_bytes = 0
-    for index, row in enumerate(rows, first_index):
-        assert row.index == index, f"row {row.index} of {plan.task_id} at the place of {index}"
-        if row.target is None or row.failure is not None:
-            failure = row.failure or fail(ErrorKind.NOT_FOUND, "the row names no function")
-            results.append(CallResult(row.index, None, failure))
-            failed += 1
-            continue
-        results.append(None)
-        args_bytes += len(row.args)
-        calls.append(
-            Call(
-                call_id=CallId(f"{prefix}{row.index}"),
-                task=_UNCOMMITTED,
-                batch=batch,
-                index=row.index,
-                target=row.target,
-                args=row.args,
-                strings=row.strings,
-                max_attempts=plan.max_attempts,
-            )
-        )
-    batch.remaining = len(calls)
-    return PreparedBatch(plan.task_id, batch, failed, args_bytes)
-
-
-_UNCOMMITTED = Task(plan=TaskPlan(task_id=TaskId("")), ready=deque(), batches={})
-
-
 class Scheduler:
     """One writer: only the worker's actor may call what changes state (X2).
 
@@ -142,13 +97,8 @@ class Scheduler:
         self._calls: dict[CallId, Call] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._index = ExecutorIndex(config)
-        self._rings: dict[Digest, deque[Task]] = {}
-        """Active tasks with ready calls, by the bundle of their next call. One that stopped, is at its limit or whose
-        next call belongs to another bundle leaves when its turn comes."""
-        self._ring_entries = 0
-        self._waiting_tasks: dict[Tenant, deque[Task]] = {}
-        """Tasks that wait for a slot, by tenant; tenants take turns in the dict's order."""
-        self._slots_taken = 0
+        self._turns = Turns(config.task_max_inflight_calls)
+        self._slots = TaskSlots(config.executor_task_slots, config.waiting_tasks_max)
         self._dirty: list[Task] = []
         self._counts: Counter[str] = Counter()
 
@@ -160,20 +110,9 @@ class Scheduler:
         assert plan.task_id not in self._tasks, f"task {plan.task_id} committed twice"
         assert plan.max_attempts >= 1, f"task {plan.task_id}: max_attempts={plan.max_attempts}"
         task = Task(plan=plan, ready=deque(), batches={})
-        if not plan.uses_slot:
-            task.active = True
-        elif self._slots_taken < self._config.executor_task_slots:
-            task.active = True
-            self._slots_taken += 1
-        else:
-            waiting = sum(map(len, self._waiting_tasks.values()))
-            if waiting >= self._config.waiting_tasks_max:
-                return fail(
-                    ErrorKind.UNAVAILABLE,
-                    f"{waiting} tasks wait for one of executor_task_slots={self._config.executor_task_slots}",
-                    retry_after_ms=1_000,
-                )
-            self._waiting_tasks.setdefault(plan.tenant, deque()).append(task)
+        failure = self._slots.admit(task)
+        if failure is not None:
+            return failure
         self._tasks[plan.task_id] = task
         self._mark_dirty(task)
         return None
@@ -202,23 +141,11 @@ class Scheduler:
             call.queued = True
             calls[call.call_id] = call
         task.ready.extend(batch.calls)
-        self._enter_ring(task)
+        self._turns.enter(task)
         if batch.remaining == 0:
             self._batch_ended(batch, task)
         self._mark_dirty(task)
         return True
-
-    def _enter_ring(self, task: Task) -> None:
-        if (
-            not task.in_ring
-            and task.active
-            and task.ready
-            and task.stop_reason is None
-            and task.inflight < self._config.task_max_inflight_calls
-        ):
-            task.in_ring = True
-            self._ring_entries += 1
-            self._rings.setdefault(task.ready[0].target.digest, deque()).append(task)
 
     # --- decisions --------------------------------------------------------------------------------------------
 
@@ -229,45 +156,21 @@ class Scheduler:
         """
         if self._guard is not None:
             self._guard()
-        entered = self._ring_entries
-        for digest in list(self._rings):
-            task = self._next_in_turn(digest)
+        turns = self._turns
+        entered = turns.entries
+        for digest in turns.bundles():
+            task = turns.head(digest)
             if task is None:
                 continue
             ex = self._index.select(digest, now_ms)
             if ex is None:
                 continue
             call = task.ready.popleft()
-            ring = self._rings.pop(digest)
-            if task.ready:
-                ring.rotate(-1)
-            else:
-                ring.popleft()
-                task.in_ring = False
-            if ring:
-                self._rings[digest] = ring  # to the end: bundles take turns, as tasks do
+            turns.pass_on(digest)
             return [self._bind(call, ex)]
-        if self._ring_entries != entered:  # a task moved to the ring of another bundle: look there too
+        if turns.entries != entered:  # a task moved to the ring of another bundle: look there too
             return self.try_dispatch_next(now_ms)
         return []
-
-    def _next_in_turn(self, digest: Digest) -> Task | None:
-        """The head of a bundle's ring, after those with nothing to bind have left it."""
-        ring = self._rings[digest]
-        while ring:
-            task = ring[0]
-            if (
-                task.ready
-                and task.ready[0].target.digest == digest
-                and task.stop_reason is None
-                and task.inflight < self._config.task_max_inflight_calls
-            ):
-                return task
-            ring.popleft()
-            task.in_ring = False
-            self._enter_ring(task)
-        del self._rings[digest]
-        return None
 
     def _bind(self, call: Call, ex: ExecutorState) -> c.BindCall:
         task = call.task
@@ -396,7 +299,7 @@ class Scheduler:
         if call.stopping is not None and event.kind is ErrorKind.CANCELLED:
             if not begun:
                 call.attempt_count -= 1
-            stopped = self._stopped_failure(call, call.stopping, begun=begun)
+            stopped = describe_stop(call, call.stopping, begun=begun)
             stopped = msgspec.structs.replace(stopped, stack=event.stack, local_variables=event.local_variables)
             self._finish(call, CallResult(call.index, None, stopped, call.attempt_count, event.notes))
             return commands
@@ -559,28 +462,12 @@ class Scheduler:
     def _enqueue(self, call: Call) -> None:
         call.queued = True
         call.task.ready.appendleft(call)
-        self._enter_ring(call.task)
+        self._turns.enter(call.task)
         self._mark_dirty(call.task)
 
     def _finish_stopped(self, call: Call, reason: StopReason, *, begun: bool = False) -> None:
-        failure = self._stopped_failure(call, reason, begun=begun)
+        failure = describe_stop(call, reason, begun=begun)
         self._finish(call, CallResult(call.index, None, failure, call.attempt_count))
-
-    @staticmethod
-    def _stopped_failure(call: Call, reason: StopReason, *, begun: bool) -> CallFailure:
-        """Of a call that a stop ended; `begun` says whether it was running then."""
-        attempts = call.attempt_count
-        when = "while it ran" if begun else "before it could run again" if attempts else "before it ran"
-        outcome = Outcome.UNKNOWN if begun or call.effect_unknown else Outcome.NOT_RUN
-        message = "" if attempts else call.task.stop_message
-        if reason is StopReason.UNAVAILABLE and not attempts:
-            return fail(ErrorKind.UNAVAILABLE, message or "no executor")
-        if reason is StopReason.DEADLINE:
-            kind = ErrorKind.TIMEOUT if attempts else ErrorKind.DEADLINE
-            message = message or f"the deadline passed {when}"
-            return fail(kind, message, attempts=attempts, outcome=outcome, limit="deadline_ms")
-        message = message or f"cancelled {when}"
-        return fail(ErrorKind.CANCELLED, message, attempts=attempts, outcome=outcome, reason=reason.value)
 
     def _release(self, call: Call) -> c.UnbindCall:
         """Give back the call's reservation, live or draining. The one place that does (X35)."""
@@ -606,7 +493,7 @@ class Scheduler:
         call.open_requests = None
         task = call.task
         task.inflight -= 1
-        self._enter_ring(task)
+        self._turns.enter(task)
 
     def _drain(self, call: Call, ex: ExecutorState) -> None:
         """Its live reservation becomes a draining one, until the executor's terminal frame."""
@@ -714,21 +601,9 @@ class Scheduler:
             elif call.stopping is not None:
                 self._finish_stopped(call, call.stopping, begun=True)
             else:
-                failure = self._loss_failure(call, event)
+                failure = describe_loss(call, event)
                 commands += self._end_attempt(call, failure, True, now_ms, ())
         return commands
-
-    def _loss_failure(self, call: Call, event: e.ExecutorLost) -> CallFailure:
-        details = dict(event.details)
-        charged = event.charged is None or event.charged == call.call_id
-        details["cause"] = event.cause if charged else "neighbour"
-        details["executor"] = event.executor_id
-        kind = ErrorKind.RESOURCE_LIMIT if event.resource_limit and charged else ErrorKind.CRASHED
-        message = event.message
-        if not charged:
-            details.pop("limit", None)
-            message = f"lost with its process, which another call had blocked: {message}"
-        return msgspec.structs.replace(fail(kind, message), details=details)
 
     # --- tasks end --------------------------------------------------------------------------------------------
 
@@ -836,27 +711,16 @@ class Scheduler:
         discarded = sum(result.ok for result in results)
         task.failed_count += discarded
         self._counts["failed"] += discarded
-        return [self._discarded(result) if result.ok else result for result in results]
-
-    def _discarded(self, result: CallResult) -> CallResult:
         limit = self._config.max_collected_output_bytes
-        failure = fail(
-            ErrorKind.RESULT,
-            f"output discarded: the task held more than max_collected_output_bytes={limit}",
-            attempts=result.attempts,
-            limit="max_collected_output_bytes",
-        )
-        return CallResult(result.index, None, failure, result.attempts)
+        return [discard_output(result, limit) if result.ok else result for result in results]
 
     def _converge(self, task: Task, commands: list[SchedulerCommand]) -> None:
         del self._tasks[task.task_id]
-        if task.in_ring:
-            self._leave_ring(task)
-        if task.active and task.plan.uses_slot:
-            self._slots_taken -= 1
-            self._activate_next()
-        elif not task.active:
-            self._forget_waiting(task)
+        self._turns.leave(task)
+        following = self._slots.release(task)
+        if following is not None:
+            self._turns.enter(following)
+            self._mark_dirty(following)
         results = sorted(task.results, key=lambda result: result.index)
         if task.stop_reason is StopReason.OUTPUT_BYTES_EXCEEDED:
             results = self._discard(task, results)
@@ -871,35 +735,6 @@ class Scheduler:
                 failed_count=task.failed_count,
             )
         )
-
-    def _activate_next(self) -> None:
-        """Give the free slot to the next tenant's oldest waiting task."""
-        for tenant in self._waiting_tasks:
-            queue = self._waiting_tasks.pop(tenant)
-            task = queue.popleft()
-            if queue:
-                self._waiting_tasks[tenant] = queue  # to the end: tenants take turns
-            task.active = True
-            self._slots_taken += 1
-            self._enter_ring(task)
-            self._mark_dirty(task)
-            return
-
-    def _leave_ring(self, task: Task) -> None:
-        """Of a task that a stop ended before its turn came."""
-        for digest, ring in self._rings.items():
-            if task in ring:
-                ring.remove(task)
-                if not ring:
-                    del self._rings[digest]
-                break
-        task.in_ring = False
-
-    def _forget_waiting(self, task: Task) -> None:
-        queue = self._waiting_tasks[task.plan.tenant]
-        queue.remove(task)
-        if not queue:
-            del self._waiting_tasks[task.plan.tenant]
 
     # --- looking ----------------------------------------------------------------------------------------------
 
@@ -927,7 +762,7 @@ class Scheduler:
         executors = self._index.executors.values()
         return SchedulerStatistics(
             tasks_active=sum(task.active for task in self._tasks.values()),
-            tasks_waiting=sum(map(len, self._waiting_tasks.values())),
+            tasks_waiting=self._slots.waiting_count,
             calls=len(self._calls),
             inflight=sum(len(ex.live) for ex in executors),
             waiting=sum(ex.waiting for ex in executors),

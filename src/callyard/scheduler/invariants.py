@@ -27,13 +27,13 @@ def check(scheduler: Scheduler) -> None:
     for task in scheduler._tasks.values():
         _check_task(scheduler, task, calls[task.task_id])
     slots = sum(task.active and task.plan.uses_slot for task in scheduler._tasks.values())
-    assert slots == scheduler._slots_taken <= scheduler._config.executor_task_slots, "slots"
-    waiting = [task for queue in scheduler._waiting_tasks.values() for task in queue]
+    assert slots == scheduler._slots.taken <= scheduler._config.executor_task_slots, "slots"
+    waiting = [task for queue in scheduler._slots.waiting.values() for task in queue]
     assert len(waiting) == sum(not task.active for task in scheduler._tasks.values()), "waiting_iff_inactive"
     assert len(waiting) <= scheduler._config.waiting_tasks_max, "waiting_tasks_max"
-    assert all(scheduler._waiting_tasks.values()), "no_empty_queue"
-    in_rings = [task for ring in scheduler._rings.values() for task in ring]
-    assert all(scheduler._rings.values()), "no_empty_ring"
+    assert all(scheduler._slots.waiting.values()), "no_empty_queue"
+    in_rings = [task for ring in scheduler._turns.rings.values() for task in ring]
+    assert all(scheduler._turns.rings.values()), "no_empty_ring"
     assert all(scheduler._tasks.get(task.task_id) is task for task in in_rings), "ring_tasks_live"
     dirty = [task for task in scheduler._tasks.values() if task.dirty]
     assert {id(task) for task in dirty} <= {id(task) for task in scheduler._dirty}, "dirty_listed"
@@ -78,7 +78,7 @@ def _check_task(scheduler: Scheduler, task: Task, calls: list[Call]) -> None:
     assert task.inflight == inflight <= maximum, f"task_max_inflight_calls: {name}"
     assert all(call.queued for call in task.ready), f"ready_is_queued: {name}"
     assert len(task.ready) == sum(call.queued for call in calls), f"queued_is_ready: {name}"
-    assert sum(task in ring for ring in scheduler._rings.values()) == task.in_ring, f"in_one_ring: {name}"
+    assert sum(task in ring for ring in scheduler._turns.rings.values()) == task.in_ring, f"in_one_ring: {name}"
     if task.active and task.ready and task.stop_reason is None and inflight < maximum:
         assert task.in_ring, f"ready_takes_turns: {name}"
     unended = sum(batch.remaining for batch in task.batches.values())

@@ -41,7 +41,7 @@ def check_end(scheduler: Scheduler, jobs: Sequence[Job], effects: SideEffects) -
     assert (statistics.calls, statistics.tasks_active, statistics.tasks_waiting) == (0, 0, 0), statistics
     assert (statistics.inflight, statistics.waiting, statistics.draining) == (0, 0, 0), statistics
     assert statistics.finished == sum(len(job.results) for job in jobs), "finished_counts"
-    assert not scheduler._rings, "rings_empty"
+    assert not scheduler._turns.rings, "rings_empty"
     assert not scheduler._dirty, "dirty_empty"
     index = scheduler._index
     entries = [entry[5] for heap in index._heaps.values() for entry in heap]

@@ -19,8 +19,9 @@ from callyard.errors import ErrorKind
 from callyard.ids import CallId, Digest, ExecutorId, TaskId
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
+from callyard.scheduler.batches import prepare_batch
 from callyard.scheduler.calls import CallResult, StopReason
-from callyard.scheduler.core import Scheduler, prepare_batch
+from callyard.scheduler.core import Scheduler
 from callyard.scheduler.executors import ExecutorSnapshot
 from callyard.testing.executors import FakeExecutor, Frame, SideEffects
 from callyard.testing.scheduler_checks import check_core, check_end

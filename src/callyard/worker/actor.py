@@ -23,9 +23,10 @@ from callyard.ids import CallId, CallNumber, ExecutorId, FunctionId, TaskId, Ten
 from callyard.scheduler import Scheduler, SchedulerConfig, StopReason, TaskPlan
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
+from callyard.scheduler.batches import PreparedBatch
 from callyard.scheduler.calls import FunctionTarget
 from callyard.scheduler.commands import SchedulerCommand
-from callyard.scheduler.core import PreparedBatch, SchedulerStatistics, TaskProgress
+from callyard.scheduler.core import SchedulerStatistics, TaskProgress
 from callyard.scheduler.events import SchedulerEvent
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import (

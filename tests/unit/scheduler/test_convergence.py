@@ -128,8 +128,8 @@ def test_settling_removes_the_calls_and_converging_the_task() -> None:
     (sent,) = h.start(end=True)
     h.complete(sent)
     scheduler = h.scheduler
-    assert (scheduler._calls, scheduler._tasks, scheduler._rings, scheduler._waiting_tasks) == ({}, {}, {}, {})
-    assert (scheduler._dirty, scheduler._slots_taken) == ([], 0)
+    assert (scheduler._calls, scheduler._tasks, scheduler._turns.rings, scheduler._slots.waiting) == ({}, {}, {}, {})
+    assert (scheduler._dirty, scheduler._slots.taken) == ([], 0)
 
 
 @pytest.mark.requirement("X75")
@@ -151,7 +151,7 @@ def test_nothing_is_left_of_tasks_and_executors() -> None:
     for executor in list(h.scheduler._index.executors):
         h.post(e.ExecutorLost(executor, "stopped", "", frozenset()))
     scheduler, index = h.scheduler, h.scheduler._index
-    assert (scheduler._calls, scheduler._tasks, scheduler._rings, scheduler._dirty) == ({}, {}, {}, [])
+    assert (scheduler._calls, scheduler._tasks, scheduler._turns.rings, scheduler._dirty) == ({}, {}, {}, [])
     assert (index.executors, index._heaps, index._touched, index._blocked) == ({}, {}, [], [])
 
 

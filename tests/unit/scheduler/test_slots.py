@@ -131,7 +131,7 @@ def test_a_waiting_task_that_is_stopped_gives_its_place_back() -> None:
     commands = h.post(e.TaskStopped(TaskId("b"), StopReason.CANCELLED))
     assert kinds(commands) == [c.StopCallProduction, c.BatchSettled]
     assert converged(h.stop_production("b")).failed_count == 2
-    assert h.scheduler._waiting_tasks == {}
+    assert h.scheduler._slots.waiting == {}
     h.open("c")
     assert h.scheduler.statistics().tasks_waiting == 1
 

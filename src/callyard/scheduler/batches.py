@@ -1,0 +1,61 @@
+"""Rows into calls, without side effects: whatever prepares may run anywhere, and only `commit_batch` writes (X22)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from callyard.errors import ErrorKind, fail
+from callyard.ids import CallId, TaskId
+from callyard.scheduler.calls import Call, CallResult, NewCall
+from callyard.scheduler.tasks import Batch, Task, TaskPlan
+
+
+class PreparedBatch(msgspec.Struct):
+    """Rows turned into calls, not yet known to the scheduler."""
+
+    task_id: TaskId
+    batch: Batch
+    failed_rows: int
+    args_bytes: int
+
+
+def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iterable[NewCall]) -> PreparedBatch:
+    """Build a batch's calls. No side effects: may run anywhere (X22). `commit_batch` is the only writer.
+
+    Rows are numbered without gaps from `first_index`. A row that came as a failure, or names no function, is that
+    index's failure and becomes no call (X84).
+    """
+    batch = Batch(index=batch_index, results=[], first_index=first_index, remaining=0, calls=[])
+    results = batch.results
+    calls = batch.calls
+    prefix = f"{plan.task_id}-"
+    failed = args_bytes = 0
+    for index, row in enumerate(rows, first_index):
+        assert row.index == index, f"row {row.index} of {plan.task_id} at the place of {index}"
+        if row.target is None or row.failure is not None:
+            failure = row.failure or fail(ErrorKind.NOT_FOUND, "the row names no function")
+            results.append(CallResult(row.index, None, failure))
+            failed += 1
+            continue
+        results.append(None)
+        args_bytes += len(row.args)
+        calls.append(
+            Call(
+                call_id=CallId(f"{prefix}{row.index}"),
+                task=_UNCOMMITTED,
+                batch=batch,
+                index=row.index,
+                target=row.target,
+                args=row.args,
+                strings=row.strings,
+                max_attempts=plan.max_attempts,
+            )
+        )
+    batch.remaining = len(calls)
+    return PreparedBatch(plan.task_id, batch, failed, args_bytes)
+
+
+_UNCOMMITTED = Task(plan=TaskPlan(task_id=TaskId("")), ready=deque(), batches={})
