@@ -153,11 +153,11 @@ def test_imported_packages_are_listed(project: WriteFiles) -> None:
                     import nowhere_to_be_found
                     return 1
             """,
-            "geo_under_test.py": "from dateutil import parser\n",
+            "geo_under_test.py": "from markdown_it import MarkdownIt\n",
         }
     )
     _, installed = load_bundle(path, "flights_under_test").describe()
-    assert installed == [f"{name}=={metadata.version(name)}" for name in ("msgspec", "numpy", "python-dateutil")]
+    assert installed == [f"{name}=={metadata.version(name)}" for name in ("markdown-it-py", "msgspec", "numpy")]
 
 
 # --- what cannot be loaded ------------------------------------------------------------------------------------------
