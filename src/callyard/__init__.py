@@ -5,7 +5,7 @@ User files import `function` and the SDK's calls from here, so nothing heavy is 
 
 from typing import TYPE_CHECKING, Any
 
-from callyard.errors import CallError, ErrorKind, Outcome, ToolError, TransientError, UsageError
+from callyard.errors import CallError, CallFailure, ErrorKind, Outcome, ToolError, TransientError, UsageError
 from callyard.functions.function import Function, Promises, function
 from callyard.sdk import context, sleep
 
@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CallError",
+    "CallFailure",
     "ErrorKind",
     "Function",
     "Outcome",

@@ -114,7 +114,11 @@ class CallFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     details: Mapping[str, Any] = {}
     """`pointer`, `limit`, `cause`, `exit_code`, `line`, … by kind; plain JSON values."""
     stack: str = ""
+    """The user's traceback, without Callyard's own frames."""
     local_variables: Mapping[str, str] = {}
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
 
 
 def fail(
@@ -149,8 +153,10 @@ class CallError(CallyardError):
     """A call failed; raised at the public edge only."""
 
     def __init__(self, failure: CallFailure) -> None:
-        super().__init__(f"{failure.kind}: {failure.message}")
+        super().__init__(str(failure))
         self.failure = failure
+        if failure.stack:
+            self.add_note(f"In the executor:\n{failure.stack.rstrip()}")
 
     def __reduce__(self) -> tuple[type[CallError], tuple[CallFailure]]:
         return type(self), (self.failure,)

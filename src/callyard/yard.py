@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from callyard.errors import UsageError
 from callyard.functions.registry import Registry
 from callyard.worker.builders import IterableSource, open_source
-from callyard.worker.outputs import MemoryOutput, OutputSink, open_output
+from callyard.worker.outputs import Existing, MemoryOutput, OutputSink, open_output
 from callyard.worker.results import Result, RunSummary
 from callyard.worker.worker import Worker
 
@@ -77,6 +77,7 @@ def run(
     rows: str | Path | Iterable[Any],
     output: str | Path | OutputSink,
     *,
+    existing: Existing = "refuse",
     executors: int | None = None,
     max_attempts: int | None = None,
     budget_ms: int | None = None,
@@ -89,6 +90,7 @@ def run(
     rows: str | Path | Iterable[Any],
     output: str | Path | OutputSink | None = None,
     *,
+    existing: Existing = "refuse",
     executors: int | None = None,
     max_attempts: int | None = None,
     budget_ms: int | None = None,
@@ -100,13 +102,21 @@ def run(
         summary = callyard.run("functions.py:assess", "flights.jsonl", "out.jsonl")
 
     `target` is `file.py:function`. `rows` is an iterable of rows, or the path of a JSONL or CSV file. Without an
-    `output` the results come back as a list, in order; with one, a summary does. Guard the call with
+    `output` the results come back as a list, in order; with one, a summary does. A file that is not empty is refused
+    unless `existing` is "overwrite" or "append". Guard the call with
     `if __name__ == "__main__"` when the script is its own target. Raises UsageError for a bad target, file or setting.
     """
     path, function = split_target(target)
     source = open_source(rows) if isinstance(rows, str | Path) else IterableSource(rows)
     memory = MemoryOutput() if output is None else None
-    sink: OutputSink = memory or (open_output(output) if isinstance(output, str | Path) else output)  # type: ignore[assignment]
+    sink: OutputSink
+    if memory is not None:
+        sink = memory
+    elif isinstance(output, str | Path):
+        sink = open_output(output, existing=existing, source=rows if isinstance(rows, str | Path) else None)
+    else:
+        assert output is not None
+        sink = output
 
     async def work() -> RunSummary:
         async with Worker(path, executors=executors, **settings) as worker:

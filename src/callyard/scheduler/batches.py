@@ -35,7 +35,8 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
     failed = args_bytes = 0
     for index, row in enumerate(rows, first_index):
         assert row.index == index, f"row {row.index} of {plan.task_id} at the place of {index}"
-        if row.target is None or row.failure is not None:
+        target = row.target
+        if target is None or row.failure is not None:
             failure = row.failure or fail(ErrorKind.NOT_FOUND, "the row names no function")
             results.append(CallResult(row.index, None, failure))
             failed += 1
@@ -48,10 +49,11 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
                 task=_UNCOMMITTED,
                 batch=batch,
                 index=row.index,
-                target=row.target,
+                target=target,
                 args=row.args,
                 strings=row.strings,
                 max_attempts=plan.max_attempts,
+                budget_ms=plan.default_budget_ms if target.budget_ms is None else target.budget_ms,
             )
         )
     batch.remaining = len(calls)

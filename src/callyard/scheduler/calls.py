@@ -66,6 +66,8 @@ CALL_TRANSITIONS: Final[Mapping[tuple[CallState, Trigger], CallState]] = {
     (WAITING, FINISHED): DONE,
 }
 
+_NEXT: Final = [[CALL_TRANSITIONS.get((state, trigger)) for trigger in (None, *Trigger)] for state in CallState]
+"""The same table by index, since it is read twice for every call."""
 _HISTORY_MASK: Final = (1 << 64) - 1
 
 
@@ -116,6 +118,8 @@ class Call(msgspec.Struct, eq=False):
     args: bytes
     strings: bool
     max_attempts: int
+    budget_ms: int
+    """Running time of each attempt; 0: unlimited."""
     state: CallState = READY
     attempt_seq: int = 0
     """Rises with every bind, never goes back (X69)."""
@@ -138,7 +142,7 @@ class Call(msgspec.Struct, eq=False):
 
     def apply(self, trigger: Trigger) -> None:
         """Move by the table. Raises `InvalidTransition` with the call's history: the caller is our own code."""
-        state = CALL_TRANSITIONS.get((self.state, trigger))
+        state = _NEXT[self.state][trigger]
         if state is None:
             raise InvalidTransition(
                 f"call {self.call_id}: no transition from {self.state.name} by {trigger.name}"

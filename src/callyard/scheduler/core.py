@@ -184,12 +184,7 @@ class Scheduler:
         ex.live_roots += 1
         ex.digest = call.target.digest
         self._index.touch(ex)
-        return c.BindCall(call.call_id, ex.executor_id, call.attempt_seq, self._budget_ms(call))
-
-    @staticmethod
-    def _budget_ms(call: Call) -> int:
-        own = call.target.budget_ms
-        return call.task.plan.default_budget_ms if own is None else own
+        return c.BindCall(call.call_id, ex.executor_id, call.attempt_seq, call.budget_ms)
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -252,7 +247,7 @@ class Scheduler:
                 target,
                 call.args,
                 call.strings,
-                self._budget_ms(call),
+                call.budget_ms,
             )
         ]
 
@@ -493,7 +488,8 @@ class Scheduler:
         call.open_requests = None
         task = call.task
         task.inflight -= 1
-        self._turns.enter(task)
+        if not task.in_ring:
+            self._turns.enter(task)
 
     def _drain(self, call: Call, ex: ExecutorState) -> None:
         """Its live reservation becomes a draining one, until the executor's terminal frame."""
@@ -746,6 +742,11 @@ class Scheduler:
         """Whether the task may still commit batches."""
         task = self._tasks.get(task_id)
         return task is not None and task.production_open and task.stop_reason is None
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing changed since the last epilogue."""
+        return not self._dirty
 
     def find_call(self, call_id: CallId) -> Call | None:
         """To look at, not to change; None: it is gone."""

@@ -97,20 +97,30 @@ class ExecutorState(msgspec.Struct, eq=False):
         return (max_inflight if total > max_inflight else total) - len(self.draining)
 
 
+_Score = tuple[int, int, int, ExecutorId]
+
+
 def is_eligible(ex: ExecutorState, config: SchedulerConfig, digest: Digest, now_ms: int) -> bool:
     """The whole filter of X8, clock included. Also the model that the index is tested against."""
-    return _has_room(ex, config) and (ex.digest is None or ex.digest == digest) and _is_current(ex, now_ms)
+    has_room = score(ex, config) is not None
+    return has_room and (ex.digest is None or ex.digest == digest) and _is_current(ex, now_ms)
 
 
-def _has_room(ex: ExecutorState, config: SchedulerConfig) -> bool:
+def score(ex: ExecutorState, config: SchedulerConfig) -> _Score | None:
+    """Smaller is better (X9); None: it has no room for another call (X8)."""
+    inflight = ex.live_roots
+    headroom = ex.usable_contexts(config.executor_max_inflight) - inflight
+    runnable = ex.runnable
     watermark = config.executor_memory_high_watermark
-    return (
-        not ex.sealed
-        and ex.live_roots < config.executor_max_inflight
-        and ex.usable_contexts(config.executor_max_inflight) > ex.live_roots
-        and ex.runnable < config.executor_max_runnable
-        and (watermark == 0 or ex.snapshot.memory_bytes < watermark)
-    )
+    if (
+        ex.sealed
+        or headroom <= 0
+        or inflight >= config.executor_max_inflight
+        or runnable >= config.executor_max_runnable
+        or (watermark and ex.snapshot.memory_bytes >= watermark)
+    ):
+        return None
+    return runnable, inflight, -headroom, ex.executor_id
 
 
 def _is_current(ex: ExecutorState, now_ms: int) -> bool:
@@ -121,13 +131,6 @@ def _is_current(ex: ExecutorState, now_ms: int) -> bool:
         and (timeout is None or now_ms - snapshot.received_at_ms <= timeout)
         and not is_stalled(snapshot.stall_ms, snapshot.running, snapshot.last_scheduler_active_at_ms, now_ms)
     )
-
-
-def score(ex: ExecutorState, config: SchedulerConfig) -> tuple[int, int, int, ExecutorId]:
-    """Smaller is better: X9."""
-    inflight = ex.live_roots
-    headroom = ex.usable_contexts(config.executor_max_inflight) - inflight
-    return ex.runnable, inflight, -headroom, ex.executor_id
 
 
 _Entry = tuple[int, int, int, ExecutorId, int, ExecutorState]
@@ -191,6 +194,8 @@ class ExecutorIndex:
     def _first(self, digest: Digest, now_ms: int) -> ExecutorState | None:
         """The eligible executor whose entry is smallest, bound to the bundle or to none."""
         bound = self._peek(digest, now_ms)
+        if None not in self._heaps:
+            return None if bound is None else bound[5]
         free = self._peek(None, now_ms)
         if bound is None or free is None:
             best = bound or free
@@ -200,7 +205,8 @@ class ExecutorIndex:
     def _enter(self, ex: ExecutorState) -> None:
         ex.touched = False
         ex.version += 1
-        if not _has_room(ex, self._config):
+        standing = score(ex, self._config)
+        if standing is None:
             return
         heap = self._heaps.get(ex.digest)
         if heap is None:
@@ -209,7 +215,7 @@ class ExecutorIndex:
             self._entered += 1
             heappush(heap, (self._entered, 0, 0, ex.executor_id, ex.version, ex))
         else:
-            heappush(heap, (*score(ex, self._config), ex.version, ex))
+            heappush(heap, (*standing, ex.version, ex))
         if len(heap) > 64 + 4 * len(self.executors):
             self._prune(ex.digest)
 
@@ -238,12 +244,14 @@ class ExecutorIndex:
     def _select_sampled(self, digest: Digest, now_ms: int) -> ExecutorState | None:
         """Score the next N eligible executors and send them to the back, so that all get their share."""
         best: ExecutorState | None = None
+        best_score: _Score | None = None
         for _ in range(self._sample_size):
             ex = self._first(digest, now_ms)
             if ex is None:
                 break
             ex.version += 1
             self.touch(ex)
-            if best is None or score(ex, self._config) < score(best, self._config):
-                best = ex
+            standing = score(ex, self._config)
+            if standing is not None and (best_score is None or standing < best_score):
+                best, best_score = ex, standing
         return best

@@ -63,10 +63,12 @@ class Turns:
 
     def pass_on(self, digest: Digest) -> None:
         """The head took its turn: its task and its bundle go to the end, if they have more."""
-        ring = self.rings.pop(digest)
-        if ring[0].ready:
-            ring.rotate(-1)
-        else:
+        ring = self.rings[digest]
+        if not ring[0].ready:
             ring.popleft().in_ring = False
-        if ring:
-            self.rings[digest] = ring
+        elif len(ring) > 1:
+            ring.rotate(-1)
+        if not ring:
+            del self.rings[digest]
+        elif len(self.rings) > 1:
+            self.rings[digest] = self.rings.pop(digest)

@@ -224,35 +224,32 @@ class Actor:
     def _settle(self, now_ms: int) -> None:
         scheduler = self._scheduler
         while True:
-            moved = False
             while commands := scheduler.flush_dirty_tasks(now_ms):
                 self._execute(commands, now_ms)
-                moved = True
             while commands := scheduler.try_dispatch_next(now_ms):
                 self._execute(commands, now_ms)
-                moved = True
-            if not moved:
+            if scheduler.is_settled:
                 return
 
     def _take(self, post: Post, now_ms: int) -> None:
-        if isinstance(post, BatchPrepared):
-            accepted = self._scheduler.commit_batch(post.prepared)
-            listener = self._listeners.get(post.prepared.task_id)
-            if listener is not None:
-                listener.on_batch_committed(accepted)
-        elif isinstance(post, TaskOpened):
-            self._open(post.plan, post.listener)
-        elif isinstance(post, CallSubmitted):
-            if self._open(post.plan, post.listener):
-                self._scheduler.commit_batch(post.prepared)
-                self._scheduler.handle(e.ProductionEnded(post.plan.task_id), now_ms)
-        else:
+        if isinstance(post, e.Event):
             try:
                 self._execute(self._scheduler.handle(post, now_ms), now_ms)
             except ProtocolError as error:
                 if not isinstance(post, e.CallSuspended | e.AttemptFailed):
                     raise
                 self._on_protocol_error(post.executor_id, str(error))
+        elif isinstance(post, BatchPrepared):
+            accepted = self._scheduler.commit_batch(post.prepared)
+            listener = self._listeners.get(post.prepared.task_id)
+            if listener is not None:
+                listener.on_batch_committed(accepted)
+        elif isinstance(post, CallSubmitted):
+            if self._open(post.plan, post.listener):
+                self._scheduler.commit_batch(post.prepared)
+                self._scheduler.handle(e.ProductionEnded(post.plan.task_id), now_ms)
+        else:
+            self._open(post.plan, post.listener)
 
     def _open(self, plan: TaskPlan, listener: TaskListener) -> bool:
         failure = self._scheduler.commit_task(plan)

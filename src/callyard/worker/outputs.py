@@ -335,6 +335,7 @@ def _check_place(path: Path, existing: Existing, source: str | os.PathLike[str] 
         if existing == "refuse" and stat.S_ISREG(info.st_mode) and info.st_size:
             raise OutputError(
                 f"{path} exists and is not empty: give --force to replace it, --append to add to it, or another file"
+                ' (in Python: existing="overwrite" or "append")'
             )
     elif not path.parent.is_dir():
         raise OutputError(f"there is no folder {path.parent} for {path.name}: make it first")

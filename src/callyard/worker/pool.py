@@ -94,6 +94,11 @@ class Executor:
     token: str = ""
     loss_message: str = ""
 
+    @property
+    def memory_bytes(self) -> int:
+        """Resident size by its last heartbeat; 0: none came."""
+        return 0 if self.heartbeat is None else self.heartbeat.memory_bytes
+
 
 @dataclass(slots=True, eq=False)
 class Slot:

@@ -260,25 +260,30 @@ class SingleCall:
         self._view = view
         self._on_end = on_end
         self._done: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+        self._ended = False
+        """It converged, or never will."""
         actor.post(CallSubmitted(plan, self, prepare_batch(plan, 0, 0, (call,))))
 
     async def wait(self) -> CallResult:
         """The call's end. Cancelling the wait stops the call. Raises CallError when the call was not admitted."""
         try:
-            return await asyncio.shield(self._done)
+            return await self._done
         except asyncio.CancelledError:
             self.stop(StopReason.CANCELLED)
             raise
 
     def stop(self, reason: StopReason, *, message: str = "") -> None:
-        if not self._done.done():
+        if not self._ended:
             self._actor.post(e.TaskStopped(self.plan.task_id, reason, True, message))
 
     def fail(self, error: Exception, cause: BaseException | None) -> None:
         error.__cause__ = cause
+        self._end()
         if not self._done.done():
             self._done.set_exception(error)
-            self._done.exception()  # a caller that was cancelled will not look at it
+
+    def _end(self) -> None:
+        self._ended = True
         self._on_end(self)
 
     def find_target(self, name: str) -> FunctionTarget | None:
@@ -297,6 +302,6 @@ class SingleCall:
         """Its production ended when it began."""
 
     def on_converged(self, command: c.ConvergeTaskCalls) -> None:
-        if not self._done.done():
+        self._end()
+        if not self._done.done():  # a caller that was cancelled waits no more
             self._done.set_result(command.results[0])
-        self._on_end(self)

@@ -39,7 +39,7 @@ from callyard.worker.config import WorkerConfig
 from callyard.worker.feeds import InlineFeed, ThreadFeed
 from callyard.worker.link import ExecutorLink
 from callyard.worker.outputs import OutputSink
-from callyard.worker.pool import Pool, SlotView
+from callyard.worker.pool import Executor, Pool, SlotView
 from callyard.worker.results import FailureGroup, Result, RunningCall, RunProgress, RunSummary
 from callyard.worker.run_folder import RunFolder
 from callyard.worker.spawner import OutputCallback, ProcessSpawner, Spawner
@@ -140,6 +140,7 @@ class Worker:
             self._bundles[bundle.digest] = (path, bundle.module)
             await self._pool.start()
             executor = await self._pool.wait_attached()
+            self._check_memory(executor)
             if not self.registry.is_described:
                 self.registry.adopt(await self._pool.describe(executor, bundle.digest, path, bundle.module))
             self._view = {spec.name: _target(spec) for spec in self.registry.specs()}
@@ -342,6 +343,15 @@ class Worker:
         if self._actor is None:
             raise UsageError("the worker is not started: use `async with Worker(…) as worker`")
         return self._actor
+
+    def _check_memory(self, executor: Executor) -> None:
+        """A limit that an idle executor is above already would leave every call waiting for ever."""
+        limit, used = self.config.executor_memory_high_watermark, executor.memory_bytes
+        if 0 < limit <= used:
+            raise UsageError(
+                f"executor_memory_high_watermark is {limit:,} bytes, but an idle executor uses {used:,} already:"
+                " give it more, or 0 for no limit"
+            )
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -563,7 +573,9 @@ def _encode_args(args: Mapping[str, Any] | Sequence[Any] | None) -> bytes:
     """Arguments as canonical JSON. Raises UsageError for what is neither a mapping nor a sequence, or has no JSON."""
     if args is None:
         return b"[]"
-    if isinstance(args, str | bytes) or not isinstance(args, Mapping | Sequence):
+    if not isinstance(args, list | dict) and (
+        isinstance(args, str | bytes) or not isinstance(args, Mapping | Sequence)
+    ):
         raise UsageError(f"args must be a mapping or a sequence of arguments, got {type(args).__name__}")
     try:
         return encode_canonical(args)

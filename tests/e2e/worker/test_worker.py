@@ -415,3 +415,29 @@ def test_run_from_a_file_to_a_file(tmp_path: Path) -> None:
         '{"index":0,"ok":true,"output":2}\n{"index":1,"ok":true,"output":4}\n'
     )
     assert (summary.calls, summary.failed) == (2, 0)
+
+
+async def test_a_memory_limit_that_no_executor_can_keep_is_refused_at_the_start() -> None:
+    with pytest.raises(UsageError, match="an idle executor uses"):
+        async with Worker(TARGET, executors=1, spare_executors=0, executor_memory_high_watermark=1, on_output=quiet):
+            pass
+
+
+async def test_a_call_error_shows_the_users_traceback_as_a_note() -> None:
+    async with Worker(TARGET, executors=1, spare_executors=0, on_output=quiet) as worker:
+        with pytest.raises(CallError) as caught:
+            await worker.call("boom", [3])
+    assert str(caught.value) == str(caught.value.failure) == "internal: ValueError: 3 is divisible by 3"
+    (note,) = caught.value.__notes__
+    assert "functions_file.py" in note
+    assert "in boom" in note
+
+
+def test_run_replaces_or_adds_to_an_output_only_when_told(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    line = '{"index":0,"ok":true,"output":2}\n'
+    for existing, expected in (("refuse", line), ("append", line * 2), ("overwrite", line)):
+        callyard.run(f"{TARGET}:double", [1], output, existing=existing, executors=1)  # type: ignore[call-overload]
+        assert output.read_text().count('"output":2') == expected.count('"output":2')
+    with pytest.raises(UsageError, match='existing="overwrite"'):
+        callyard.run(f"{TARGET}:double", [1], output, executors=1)

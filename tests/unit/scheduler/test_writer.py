@@ -34,7 +34,7 @@ MUTATING = {
     "try_dispatch_next": lambda scheduler: scheduler.try_dispatch_next(0),
     "flush_dirty_tasks": lambda scheduler: scheduler.flush_dirty_tasks(0),
 }
-READING = {"find_call", "statistics", "progress", "has_capacity_for", "check_invariants"}
+READING = {"statistics", "progress", "has_capacity_for", "check_invariants", "find_call", "is_settled"}
 
 
 @pytest.mark.requirement("X2")
