@@ -1,32 +1,93 @@
-"""Write the table of settings, as docs/reference/settings.md shows it, to standard output."""
+"""Write the tables of settings, as docs/reference/settings.md shows them, to standard output."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterable
+from dataclasses import Field, fields
+from typing import Any, Final
 
 from callyard.worker.config import ENVIRONMENT, WorkerConfig, setting_range
 
-HEAD = """# Settings
+HEAD: Final = """# Settings
 
-By name to `Worker(…, name=value)` and `Yard(…)`; the command line also reads the variables. A value outside its range
-is refused with the range. `EXECUTOR_COUNT` 0 means the CPUs this process may use (affinity and cgroup quota).
+By name to `Worker(…, name=value)`, `Yard(…)` and `callyard.run(…)`; the command line also reads the variables. A value
+outside its range is refused with the range. Names in `_ms` are milliseconds, in `_bytes` bytes.
 
-| setting | default | range | variable |
-| --- | --- | --- | --- |
+A budget is no setting: a call has none, and may run as long as it likes, unless its function (`budget_ms`) or the call
+(`budget_ms=`, `--budget`) gives one. `call_deadline_ms` limits no call; the stall timeout is worked out from it.
 """
+COLUMNS: Final = """
+| setting | meaning | default | range | variable |
+| --- | --- | --- | --- | --- |
+"""
+FIRST: Final = {
+    "executor_count": "processes that run calls; 0: the CPUs this process may use (affinity and cgroup quota)",
+    "executor_max_inflight": "calls at one executor at once; they take turns, and only one computes at a time",
+    "default_max_attempts": "most attempts of a call that may be retried",
+    "executor_memory_high_watermark": "an executor above this resident size, in bytes, takes no more calls; 0: off",
+    "start_timeout_ms": "time to import the functions' file",
+    "drain_deadline_ms": "what running calls get when the worker closes, before they are cancelled",
+    "capture_locals": "a failure also carries the local variables of the code that raised",
+}
+OTHERS: Final = {
+    "spare_executors": "processes kept started and idle, to take a lost one's place at once",
+    "executor_spawn_mode": "how executors are started; `process` is the only way",
+    "link_mode": "how executors are connected: `socketpair`, inherited, or `path`, a socket in the run's folder",
+    "executor_max_runnable": "calls at one executor that are not waiting; one that has as many takes no more",
+    "executor_selection_sample_size": "executors compared when a call is placed; 0: all",
+    "task_max_inflight_calls": "calls of one list that are at executors at once",
+    "call_deadline_ms": "the budget that the stall timeout allows for; limits no call itself",
+    "scheduler_stall_timeout_ms": (
+        "an executor blocked so long by code that nothing interrupts is killed; derived: `call_deadline_ms` + 5,000;"
+        " longer for larger budgets, off while a call without a budget runs there"
+    ),
+    "heartbeat_timeout_ms": "an executor silent this long is killed; at least the stall timeout + 5,000",
+    "heartbeat_interval_ms": "time between an executor's heartbeats",
+    "max_subcall_depth": "not in use yet",
+    "base_backoff_ms": "the wait before a first retry; it grows with each, and is random",
+    "instance_fairness": "not in use yet",
+    "instance_fairness_quantum": "not in use yet",
+    "max_collected_output_bytes": "results of one list that the worker may hold; above it the list ends early; 0: off",
+    "executor_task_slots": "call lists that run at once; more wait",
+    "stream_build_enabled": "not in use yet: every list is streamed",
+    "max_outstanding_batches": "batches of one list that were read and are not done",
+    "batch_rows": "most rows read at a time",
+    "batch_args_bytes": "most bytes of arguments read at a time",
+    "batch_max_rows": "most rows that the scheduler takes as one batch",
+    "batch_max_args_bytes": "most bytes of arguments that the scheduler takes as one batch",
+    "reorder_bytes_max": "results that wait for an earlier one, in bytes",
+    "outbox_frames_max": "messages that wait to be written to one executor",
+    "outbox_bytes_max": "an executor that leaves more bytes than this unread is lost",
+    "inbox_events_max": "events that wait for the scheduler before links are read no further",
+    "restart_delay_ms": "the wait before an executor that ended is replaced by a new process",
+    "max_restarts": "restarts within `restart_window_ms`, after which `backoff_ms` is the wait",
+    "restart_window_ms": "the time in which restarts are counted",
+    "backoff_ms": "the wait after too many restarts",
+    "attach_timeout_ms": "time for a new process to connect",
+    "no_executor_timeout_ms": "without any executor for so long, calls end as `unavailable`",
+    "cancel_grace_ms": "a cancelled call that does not stop within it costs its executor",
+}
 
 
 def build_table() -> str:
+    known = {field.name: field for field in fields(WorkerConfig)}
+    assert known.keys() == FIRST.keys() | OTHERS.keys(), "each setting has one meaning here"
+    first = _rows((known[name], meaning) for name, meaning in FIRST.items())
+    others = _rows((known[name], meaning) for name, meaning in OTHERS.items())
+    return f"{HEAD}\n## First\n{COLUMNS}{first}\n## The others\n{COLUMNS}{others}"
+
+
+def _rows(meanings: Iterable[tuple[Field[Any], str]]) -> str:
     variables = {name: f"`CALLYARD_{variable}`" for variable, name in ENVIRONMENT.items()}
-    rows = []
-    for field in fields(WorkerConfig):
+    rows = ""
+    for field, meaning in meanings:
         low_high = setting_range(field.name)
         shown = "" if low_high is None else f"{low_high[0]:,} … {low_high[1]:,}"
         default = (
             "derived" if field.default is None else f"{field.default:,}" if _is_number(field.default) else field.default
         )
-        rows.append(f"| `{field.name}` | {default} | {shown} | {variables.get(field.name, '')} |")
-    return HEAD + "\n".join(rows) + "\n"
+        rows += f"| `{field.name}` | {meaning} | {default} | {shown} | {variables.get(field.name, '')} |\n"
+    return rows
 
 
 def _is_number(value: object) -> bool:

@@ -56,7 +56,7 @@ def test_readme_tour(tmp_path: Path) -> None:
 
 
 def test_tutorial(tmp_path: Path) -> None:
-    functions, guard, script = blocks("docs/tutorial.md", "python")
+    functions, guard, pick_failed, script = blocks("docs/tutorial.md", "python")
     (tmp_path / "trips.py").write_text(functions)
     (tmp_path / "trips.csv").write_text(blocks("docs/tutorial.md", "text")[0])
     typed = commands("docs/tutorial.md")
@@ -76,9 +76,18 @@ def test_tutorial(tmp_path: Path) -> None:
     )
     (tmp_path / "trips.py").write_text(mended)
     (tmp_path / "trips.csv").write_text((tmp_path / "trips.csv").read_text().replace("thirty", "30"))
-    again = shell(typed[4], tmp_path)
+    force, pick, rerun = typed[4:]
+    (tmp_path / "failed.py").write_text(pick_failed)
+    assert shell(pick, tmp_path).returncode == 0
+    assert (tmp_path / "again.csv").read_text().split() == ["rider,km,minutes,tip", "ben,3.1,0,", "cy,12,30,2"]
+    only_failed = shell(rerun, tmp_path)
+    assert only_failed.returncode == 0, only_failed.stderr
+    assert [result["ok"] for result in lines_of(tmp_path / "again.jsonl")] == [False, True]
+    again = shell(force, tmp_path)
     assert again.returncode == 0, again.stderr
     results = lines_of(tmp_path / "prices.jsonl")
     assert results[1]["error"]["message"] == "cancelled trip"  # type: ignore[index]
-    (tmp_path / "prices.py").write_text(script)
-    assert shell(f"{sys.executable} prices.py", tmp_path).stdout == "{'rider': 'ada', 'fare': 10.42, 'speed': 28.8}\n"
+    (tmp_path / "price_trips.py").write_text(script)
+    assert (
+        shell(f"{sys.executable} price_trips.py", tmp_path).stdout == "{'rider': 'ada', 'fare': 10.42, 'speed': 28.8}\n"
+    )
