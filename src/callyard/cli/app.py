@@ -11,7 +11,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import callyard
-from callyard.cli.quantities import parse_duration_ms, parse_size_bytes
+from callyard.cli.quantities import (
+    parse_attempts,
+    parse_count,
+    parse_duration_ms,
+    parse_executors,
+    parse_size_bytes,
+    parse_start_timeout_ms,
+)
 from callyard.cli.screen import Screen
 from callyard.cli.start import Setup
 from callyard.errors import CallyardError, UsageError
@@ -98,7 +105,7 @@ StartTimeout = Annotated[
     int | None,
     typer.Option(
         "--start-timeout",
-        parser=parse_duration_ms,
+        parser=parse_start_timeout_ms,
         metavar="DURATION",
         help="Time to import the file. Default: 60s.",
         rich_help_panel=_EXECUTORS,
@@ -147,7 +154,13 @@ def run_command(
     ] = False,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=0, metavar="N", help="Only the first N rows.", rich_help_panel=_OUTPUT),
+        typer.Option(
+            "--limit",
+            parser=parse_count,
+            metavar="N",
+            help="Only the first N rows.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
     format: Annotated[
         str | None,
@@ -163,20 +176,25 @@ def run_command(
         int | None,
         typer.Option(
             "--max-failures",
-            min=0,
+            parser=parse_count,
             metavar="N",
             help="Stop after more than N failed calls; with at most N the exit status is 0.",
             rich_help_panel=_STOPPING,
         ),
     ] = None,
     fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop at the first failed call.", rich_help_panel=_STOPPING)
+        bool,
+        typer.Option(
+            "--fail-fast",
+            help="Stop at the first failed call; those that run already still end.",
+            rich_help_panel=_STOPPING,
+        ),
     ] = False,
     max_attempts: Annotated[
         int | None,
         typer.Option(
             "--max-attempts",
-            min=1,
+            parser=parse_attempts,
             metavar="N",
             help="Most attempts of a call that may be retried. Default: 3.",
             rich_help_panel=_STOPPING,
@@ -187,7 +205,7 @@ def run_command(
         typer.Option(
             "--executors",
             "-x",
-            min=1,
+            parser=parse_executors,
             metavar="N",
             help="Executor processes. Default: the CPUs this process may use.",
             rich_help_panel=_EXECUTORS,

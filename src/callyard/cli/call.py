@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
+from callyard.cli.calls import summarise
 from callyard.cli.interrupts import Interrupts
 from callyard.cli.screen import Screen
 from callyard.cli.start import Setup, run_command, started_worker
 from callyard.cli.streams import check_stdout, write_stdout
-from callyard.errors import KIND_RULES, CallFailure, UsageError
+from callyard.errors import CallFailure, UsageError
 from callyard.yard import only_function, split_target
 
 
@@ -50,7 +51,7 @@ def _show_failure(failure: CallFailure, screen: Screen) -> None:
     """The function's own traceback, then the kind in words and the message."""
     if failure.stack:
         screen.say(failure.stack.rstrip(), style="dim")
-    screen.say(f"{failure.kind.value} ({KIND_RULES[failure.kind].summary}): {failure.message}", style="red")
+    screen.say(f"{failure.kind.value} ({summarise(failure)}): {failure.message}", style="red")
 
 
 def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:

@@ -10,17 +10,27 @@ from typing import Final
 
 import msgspec
 
-from callyard.errors import CallFailure, ErrorKind
+from callyard.errors import KIND_RULES, CallFailure, ErrorKind, Outcome
 from callyard.scheduler import CallResult
 from callyard.worker.builders import CsvSource, JsonlSource, Row
 from callyard.worker.outputs import OutputSink
 
+STOPPED_KINDS: Final = frozenset({ErrorKind.CANCELLED, ErrorKind.DEADLINE, ErrorKind.SHUTTING_DOWN})
+"""Not failures of a function: the run was ended before or while it ran."""
 PATTERNS_MAX: Final = 100
 """Different messages told apart for one kind; the rest are counted together."""
 _PATTERN_CHARACTERS: Final = 300
 _VARYING: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\b0x[0-9a-f]+|\d[\d.,_]*")
 """The parts of a message that differ from call to call: quoted text and numbers."""
 _PLACE: Final = re.compile(r'^  File "([^"<]+)", line (\d+)', re.MULTILINE)
+
+
+def summarise(*failures: CallFailure) -> str:
+    """Failures of one kind in plain words: what never ran did not raise."""
+    kind = failures[0].kind
+    if kind is ErrorKind.INTERNAL and all(failure.outcome is Outcome.NOT_RUN for failure in failures):
+        return "the function could not be run"
+    return KIND_RULES[kind].summary
 
 
 class CallList:
@@ -117,6 +127,10 @@ class Tally:
         self.kinds: dict[ErrorKind, dict[str, Alike]] = {}
         self.others: dict[ErrorKind, int] = {}
         """Failures beyond `PATTERNS_MAX`."""
+        self.cancelled = 0
+        """Calls that had begun when the run was stopped."""
+        self.not_run = 0
+        """Calls that had not."""
         self._sink = sink
         self._calls = calls
         self.flush = sink.flush
@@ -132,6 +146,11 @@ class Tally:
             self._calls.forget_before(results[-1].index + 1)
 
     def _count(self, index: int, failure: CallFailure) -> None:
+        if failure.kind in STOPPED_KINDS:
+            if failure.outcome is Outcome.NOT_RUN:
+                self.not_run += 1
+            else:
+                self.cancelled += 1
         alike = self.kinds.setdefault(failure.kind, {})
         pattern = _VARYING.sub("#", failure.message[:_PATTERN_CHARACTERS])
         known = alike.get(pattern)

@@ -9,6 +9,7 @@ import typer
 
 DURATION_MS_MAX: Final = 30 * 24 * 3_600_000
 SIZE_BYTES_MAX: Final = 1 << 50
+_DIGITS_MAX: Final = 18
 _QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)", re.ASCII)
 _DURATIONS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 _BINARY: Final = (1 << 10, 1 << 20, 1 << 30)
@@ -43,6 +44,45 @@ def parse_size_bytes(text: str) -> int:
     if size > SIZE_BYTES_MAX:
         raise typer.BadParameter(f"expected at most {SIZE_BYTES_MAX >> 30}GiB, got {text!r}")
     return round(size)
+
+
+def parse_start_timeout_ms(text: str) -> int:
+    """As `parse_duration_ms`, within the setting's range."""
+    milliseconds = parse_duration_ms(text)
+    low, high = _range_of("start_timeout_ms")
+    if not low <= milliseconds <= high:
+        raise typer.BadParameter(f"expected from {show_duration(low)} to {high // 3_600_000} h, got {text!r}")
+    return milliseconds
+
+
+def parse_count(text: str, low: int = 0, high: int | None = None) -> int:
+    """A whole number of at least `low`, at most `high`. Raises typer.BadParameter."""
+    expected = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    digits = text.strip().removeprefix("+")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _DIGITS_MAX:
+        raise typer.BadParameter(f"expected {expected}, got {text!r}")
+    number = int(digits)
+    if number < low or (high is not None and number > high):
+        raise typer.BadParameter(f"expected {expected}, got {text!r}")
+    return number
+
+
+def parse_executors(text: str) -> int:
+    return parse_count(text, 1, _range_of("executor_count")[1])
+
+
+def parse_attempts(text: str) -> int:
+    from callyard.worker.worker import MAX_ATTEMPTS_RANGE
+
+    return parse_count(text, *MAX_ATTEMPTS_RANGE)
+
+
+def _range_of(setting: str) -> tuple[int, int]:
+    from callyard.worker.config import setting_range  # not for --help
+
+    found = setting_range(setting)
+    assert found is not None, setting
+    return found
 
 
 def show_duration(milliseconds: float) -> str:

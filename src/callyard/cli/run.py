@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from callyard.cli.calls import CallList, Tally
+from callyard.cli.calls import STOPPED_KINDS, CallList, Tally, summarise
 from callyard.cli.interrupts import Interrupts, exit_status
 from callyard.cli.progress import show_progress
 from callyard.cli.quantities import show_duration, show_size
 from callyard.cli.screen import Screen, is_plain_file
 from callyard.cli.start import Setup, run_command, started_worker
-from callyard.errors import KIND_RULES, UsageError
+from callyard.errors import UsageError
 from callyard.scheduler import StopReason
 from callyard.worker.builders import JsonlSource, open_source
 from callyard.worker.outputs import Existing, OutputClosed, check_output, open_output
@@ -64,6 +64,7 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
             worker.registry.get(name)  # a wrong name must not cost the old output
         elif isinstance(source, JsonlSource):
             source.named = True
+            source.named_hint = f", since {path} has several functions, or name one: {path}:NAME"
         else:
             raise UsageError(
                 f"{options.calls}: rows of a CSV file name no function, and {path} has several:"
@@ -79,7 +80,7 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
             max_failures=options.max_failures,
             fail_fast=options.fail_fast,
         )
-        interrupts.handler = _Stopper(run, screen, interrupts)
+        interrupts.handler = _Stopper(run, screen, interrupts, quiet=options.setup.quiet)
         try:
             async with _shown(options, screen, worker, run, name):
                 summary = await run.wait()
@@ -96,9 +97,10 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
 class _Stopper:
     """Signals during a run: first let running calls finish for a moment, then stop them, and if need be leave."""
 
-    def __init__(self, run: Run, screen: Screen, interrupts: Interrupts) -> None:
+    def __init__(self, run: Run, screen: Screen, interrupts: Interrupts, *, quiet: bool) -> None:
         self._run = run
         self._screen = screen
+        self._quiet = quiet
         self._interrupts = interrupts
         self._stopped_at_s = 0.0
 
@@ -107,16 +109,17 @@ class _Stopper:
         if count == 1:
             self._run.stop(cancel_running=False)
             loop.call_later(INTERRUPT_GRACE_S, self._run.stop)
-            self._screen.say(
-                f"stopping: running calls get {INTERRUPT_GRACE_S:.0f} s to finish; once more stops them now",
-                style="yellow",
-            )
+            self._say(f"stopping: running calls get {INTERRUPT_GRACE_S:.0f} s to finish; once more stops them now")
         elif count == 2:
             self._stopped_at_s = loop.time()
-            self._screen.say("stopping now", style="yellow")
+            self._say("stopping now")
             self._run.stop()
         elif loop.time() - self._stopped_at_s > LEAVE_AFTER_S:  # a key that is hammered must not cost the results
             self._interrupts.leave()
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._screen.say(text, style="yellow")
 
 
 @asynccontextmanager
@@ -155,8 +158,11 @@ async def _shown(
 def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallList, options: RunOptions) -> None:
     """Calls, failures that are alike with an example each, time, rate, peak memory."""
     count = "1 call" if summary.calls == 1 else f"{summary.calls:,} calls"
+    cancelled = f", {tally.cancelled:,} cancelled" if tally.cancelled else ""
+    not_run = f", {tally.not_run:,} not run" if tally.not_run else ""
+    failed = summary.failed - tally.cancelled - tally.not_run
     screen.say(
-        f"{count}: {summary.ok:,} ok, {summary.failed:,} failed in {show_duration(summary.elapsed_ms)}"
+        f"{count}: {summary.ok:,} ok, {failed:,} failed{cancelled}{not_run} in {show_duration(summary.elapsed_ms)}"
         f" ({summary.calls_per_second:,.0f}/s), worker's peak memory {show_size(summary.peak_memory_bytes)}",
         style="bold",
     )
@@ -164,9 +170,9 @@ def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallL
         done = calls.is_done(summary.calls)
         rest = "" if done else f"; rows from call {summary.calls} on were not run and have no line"
         screen.say(f"stopped early: {_STOPPED[summary.stop_reason]}{rest}", style="yellow")
-    for kind in sorted(tally.kinds, key=tally.count, reverse=True):
-        screen.say(f"  {tally.count(kind):,} {kind.value}: {KIND_RULES[kind].summary}", style="red")
+    for kind in sorted(tally.kinds, key=lambda kind: (kind in STOPPED_KINDS, -tally.count(kind))):
         groups, rest_count = tally.most_frequent(kind, ALIKE_SHOWN_MAX)
+        screen.say(f"  {tally.count(kind):,} {kind.value}: {summarise(*(g.failure for g in groups))}", style="red")
         for alike in groups:
             many = f"{alike.count:,} such as " if alike.count > 1 else ""
             screen.say(f"      {many}{alike.where}: {alike.message}")

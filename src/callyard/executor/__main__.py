@@ -66,7 +66,7 @@ def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> N
     lifeline = Lifeline()
     if options.socket_fd >= 0 or peer_is_parent(sock):
         lifeline.tie_to(parent_pid)
-    keep_streams_open()
+    hub.streams = keep_streams_open()
     guards.install(link.fd)
     own_pid = os.getpid()
 

@@ -102,7 +102,11 @@ class Code:
         if issubclass(type(error), self._arguments_misfit):
             assert isinstance(error, self._arguments_misfit)
             return Fault(ErrorKind.SCHEMA, error.message, Outcome.NOT_RUN, dict(error.details))
-        return self.describe(error)
+        fault = self.describe(error)
+        fault.outcome = Outcome.NOT_RUN
+        if issubclass(type(error), Exception) and fault.kind is ErrorKind.INTERNAL:
+            fault.message = f"Callyard could not read the arguments: {fault.message}"  # the user's raise a misfit
+        return fault
 
     def describe_result(self, error: BaseException) -> Fault:
         """From encoding the result: it ran, but its result cannot be sent."""

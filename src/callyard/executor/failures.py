@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from callyard.errors import ErrorKind, Outcome, ToolError, TransientError
-from callyard.executor.budget import ENGINE_FILES
+from callyard.executor.budget import ENGINE_FILES, CallInterrupted
 from callyard.wire.messages import WireError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ STACK_HEAD_BYTES: Final = 4 * 1024
 LOCALS_BYTES_MAX: Final = 8 * 1024
 LOCAL_CHARACTERS_MAX: Final = 500
 MESSAGE_CHARACTERS_MAX: Final = 8 * 1024
+_STOPPED_HERE: Final = "Stopped here (most recent call last):\n"
 NAME_CHARACTERS_MAX: Final = 200
 MASK: Final = "<masked>"
 _REAL_NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
@@ -125,6 +126,8 @@ def stack_of(error: BaseException, root: str = "") -> str:
         _cut_chain(error)
         told = traceback.TracebackException.from_exception(error)
         _drop_engine_frames(told, set())
+        if issubclass(type(error), CallInterrupted):  # ours: of interest is only where it hit
+            return cut_stack(cut_root(_STOPPED_HERE + "".join(told.stack.format()), root))
         return cut_stack(cut_root("".join(told.format()), root))
     except BaseException as second:  # noqa: BLE001 - user code in it may raise or run out of its budget
         return f"<no stack: {name_of(second)}>"
@@ -141,7 +144,7 @@ def stack_of_suspended(call: Call, context: Context) -> str:
         entries += traceback.extract_stack(frame, limit=1) if frame is not None else []
         waiting = getattr(waiting, "cr_await", None)
     kept = [entry for entry in entries if not entry.filename.startswith(ENGINE_FILES)]
-    told = "Stopped here (most recent call last):\n" + "".join(traceback.format_list(kept))
+    told = _STOPPED_HERE + "".join(traceback.format_list(kept))
     return cut_stack(cut_root(told, call.code.path))
 
 

@@ -328,8 +328,9 @@ class KeptOpenBuffer(io.BufferedWriter):
         raise io.UnsupportedOperation("a standard stream of the executor keeps its descriptor")
 
 
-def keep_streams_open() -> None:
+def keep_streams_open() -> list[TextIO]:
     """Make stdout and stderr line buffered and proof against `close()`. Protocol bytes never go there."""
+    kept: list[TextIO] = []
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old: TextIO | None = getattr(sys, name)
         if old is None:  # started with the descriptor closed
@@ -338,6 +339,8 @@ def keep_streams_open() -> None:
         stream = KeptOpen(raw, encoding=old.encoding, errors=old.errors, line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+        kept.append(stream)
+    return kept
 
 
 def open_descriptors() -> set[int]:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
 from callyard import sdk
 from callyard.errors import ErrorKind
@@ -42,7 +42,7 @@ from callyard.executor.contexts import (
 from callyard.executor.failures import Fault
 from callyard.executor.guards import Guards, open_descriptors
 from callyard.executor.heartbeat import Watch
-from callyard.executor.lifeline import flush_streams
+from callyard.executor.lifeline import flush_each, flush_streams
 from callyard.executor.link import Link
 from callyard.executor.marks import NO_SLOT, Marks
 from callyard.executor.threads import ThreadWatch, count_threads
@@ -118,6 +118,8 @@ class Hub:
         self._quarantined: list[Context] = []
         """Strong references: a dropped greenlet would be thrown GreenletExit, and run again."""
         self._read_ns = 0
+        self.streams: list[TextIO] = []
+        """Ours, on stdout and stderr: part of a line is shown once nothing else is to be done."""
 
     # --- what a heartbeat tells; read by the watch thread ---------------------------------------------------------
 
@@ -178,6 +180,8 @@ class Hub:
             return now
         self._wake_sleepers(now)
         more = self._run_ready(now + TURN_NS if self.loop is not None else None)
+        if not more:
+            flush_each(self.streams)  # before the results: who has them may end this process
         self._link.flush()
         if more:
             return now

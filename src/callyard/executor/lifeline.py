@@ -13,7 +13,8 @@ import os
 import select
 import signal
 import sys
-from typing import Final, NoReturn
+from collections.abc import Iterable
+from typing import Final, NoReturn, TextIO
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -78,8 +79,14 @@ def end_group(status: int) -> NoReturn:
 
 
 def flush_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    flush_each((sys.stdout, sys.stderr))
+
+
+def flush_each(streams: Iterable[TextIO]) -> None:
+    for stream in streams:
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):  # closed, or not there: nothing left to write to
+            continue
+        except RuntimeError:  # a call that was put out of use stands in the middle of a write to it
             continue

@@ -64,6 +64,12 @@ class Bundle:
             collector.add_glob(pattern)
         return cls(module, collector.files, collector.outside, name=path.name)
 
+    @property
+    def source(self) -> bytes:
+        """The target's own text."""
+        path = self.module.replace(".", "/")
+        return self.files.get(f"{path}.py") or self.files.get(f"{path}/__init__.py", b"")
+
     def write_to(self, folder: Path) -> Path:
         """Write the files once to `folder/<digest>`, read-only, and return that path.
 

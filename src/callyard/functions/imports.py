@@ -6,7 +6,7 @@ import ast
 import io
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -45,6 +45,35 @@ def list_imports(tree: ast.Module, module: str, *, is_package: bool) -> Iterator
             base = _resolve(package, node.level, node.module)
             if base:
                 yield Import(base, tuple(alias.name for alias in node.names))
+
+
+def explain_absence(source: bytes, name: str) -> str:
+    """Why a name that stands at the top of a file is no function that can be called; empty: not known."""
+    try:
+        body = parse_source(source, "").body
+    except (SyntaxError, ValueError):
+        return ""
+    found = next((node for node in reversed(body) if getattr(node, "name", None) == name), None)
+    if isinstance(found, ast.ClassDef):
+        return f"{name} is a class: write a function that uses it"
+    if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+    if _yields(found.body):
+        return f"{name} is a generator function: return a list"
+    if name.startswith("_"):
+        return f"{name} begins with an underscore, so it is private: rename it"
+    return ""
+
+
+def _yields(nodes: Iterable[ast.AST]) -> bool:
+    """Whether this very function has a yield, and not only one inside it."""
+    for node in nodes:
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        inner = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda)
+        if not inner and _yields(ast.iter_child_nodes(node)):
+            return True
+    return False
 
 
 def _resolve(package: str, level: int, module: str | None) -> str:

@@ -21,6 +21,8 @@ from callyard.functions.type_hooks import struct_pointer
 
 ERRORS_MAX: Final = 100
 """Most errors reported of one call (D4)."""
+_ERRORS_SHOWN_MAX: Final = 5
+"""So many errors stand in the message itself; of more, the first."""
 _ERRORS_LISTED_MAX: Final = 20_000
 """Above it the errors are only counted: listing them would cost more memory than the arguments."""
 
@@ -134,8 +136,8 @@ def raised_in_check(error: Exception) -> ArgumentsMisfit:
     return misfit(f"checking the arguments raised {type(error).__name__}{text}", "validator_raised")
 
 
-def explain(error: ValidationError, raw: bytes, parameters: Parameters) -> ArgumentsMisfit:
-    """Turn pydantic's errors on the arguments `raw` into ours."""
+def explain(error: ValidationError, raw: bytes, parameters: Parameters, *, empty: str = "") -> ArgumentsMisfit:
+    """Turn pydantic's errors on the arguments `raw` into ours. `empty`: what to say of a value without text."""
     count = error.error_count()
     if count > _ERRORS_LISTED_MAX:
         return misfit(f"{count} values do not fit: too many to list", "too_many_errors")
@@ -150,7 +152,7 @@ def explain(error: ValidationError, raw: bytes, parameters: Parameters) -> Argum
         if arity is not None:
             problems[arity.pointer] = arity
     for detail in details:
-        problem = _describe(detail, data, parameters)
+        problem = _describe(detail, data, parameters, empty)
         same = problems.get(problem.pointer)
         if same is None:
             problems[problem.pointer] = problem
@@ -162,8 +164,9 @@ def explain(error: ValidationError, raw: bytes, parameters: Parameters) -> Argum
 
 def _combine(problems: list[_Problem], total: int) -> ArgumentsMisfit:
     first = problems[0]
-    message = f"{first.pointer}: {first.message}" if first.pointer else first.message
-    if total > 1:
+    shown = problems if total <= _ERRORS_SHOWN_MAX else [first]
+    message = "; ".join(f"{one.pointer}: {one.message}" if one.pointer else one.message for one in shown)
+    if total > len(shown):
         message += f" (and {total - 1} more)"
     details: dict[str, Any] = {
         "errors": [msgspec.to_builtins(problem) for problem in problems[:ERRORS_MAX]],
@@ -195,7 +198,7 @@ def _take_arity(
     return rest, _Problem("", f"{message}; missing: {', '.join(missing)}", "missing_argument")
 
 
-def _describe(detail: ErrorDetails, data: Any, parameters: Parameters) -> _Problem:
+def _describe(detail: ErrorDetails, data: Any, parameters: Parameters, empty: str) -> _Problem:
     kind = detail["type"]
     location = list(detail["loc"])
     if kind == "struct":
@@ -211,9 +214,12 @@ def _describe(detail: ErrorDetails, data: Any, parameters: Parameters) -> _Probl
         guess = f" (did you mean {close[0]}?)" if close else ""
         known = f"known: {', '.join(parameters.names)}" if parameters.names else "the function takes no arguments"
         return _Problem(pointer, f"unknown argument {name!r}{guess}; {known}{parameters.hint}", kind)
+    value = _value_at(pointer, data, detail["input"])
+    if empty and value == "" and pointer.count("/") == 1 and not kind.startswith("string"):
+        return _Problem(pointer, f"required, but {empty}", kind)  # an optional one had been left out
     text = _phrase(kind, detail["msg"])
     if kind not in _WITHOUT_VALUE:
-        text += f", got {describe_value(_value_at(pointer, data, detail['input']))}"
+        text += f", got {describe_value(value)}"
     return _Problem(pointer, text, kind)
 
 

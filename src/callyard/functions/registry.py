@@ -16,6 +16,7 @@ import msgspec
 from callyard.errors import ProtocolError, UsageError
 from callyard.functions.bundle import Bundle
 from callyard.functions.function import Promises
+from callyard.functions.imports import explain_absence
 from callyard.ids import Digest, FunctionId
 from callyard.wire.messages import DescribedFunction, DescribedPayload
 
@@ -128,6 +129,9 @@ class Registry:
         return len(self._specs)
 
     def _suggest(self, name: str) -> str:
+        reason = explain_absence(self.bundle.source, name)
+        if reason:
+            return reason
         close = difflib.get_close_matches(name, self._specs, n=3)
         if close:
             return f"did you mean {' or '.join(repr(other) for other in close)}?"

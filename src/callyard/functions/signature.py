@@ -11,6 +11,7 @@ can be some: an object whose colons are no more than the keys that the validator
 from __future__ import annotations
 
 import collections.abc
+import copy
 import dataclasses
 import functools
 import inspect
@@ -79,14 +80,17 @@ class _Reader:
 
     @functools.cached_property
     def json_schema(self) -> dict[str, Any]:
-        return _QuietJsonSchema().generate(typing.cast(Any, self.core))
+        return _QuietJsonSchema().generate(typing.cast(Any, _by_name(self.core)))
 
     @functools.cached_property
     def columns(self) -> Columns:
         return Columns(self.json_schema)
 
-    def read(self, raw: bytes, *, texts: bool = False) -> Any:
-        """The validated value; `texts`: values are text, to be parsed. Raises `ArgumentsMisfit`."""
+    def read(self, raw: bytes, *, texts: bool = False, cells: bool = False) -> Any:
+        """The validated value; `texts`: values are text, to be parsed; `cells`: of a CSV row.
+
+        Raises `ArgumentsMisfit`.
+        """
         if texts:
             raw = self.columns.prepare(raw)
         may_overflow = _check_json(raw, self._keys_sure)
@@ -96,7 +100,8 @@ class _Reader:
             else:
                 value = self._validator.validate_json(raw, strict=True)
         except ValidationError as error:
-            raise explain(error, raw, self._parameters) from None
+            empty = "" if not texts else "the cell is empty" if cells else "its value is empty"
+            raise explain(error, raw, self._parameters, empty=empty) from None
         except MemoryError:
             raise
         except Exception as error:  # a validator or __post_init__ of the user's
@@ -149,11 +154,11 @@ class Invocable:
         """
         raw = args if type(args) is bytes else bytes(args)
         if row and self._row is not None and (raw[:1] == b"{" or raw.lstrip()[:1] == b"{"):
-            value = self._row.read(raw, texts=strings)
+            value = self._row.read(raw, texts=strings, cells=True)
             parameter = self._row_parameter
             assert parameter is not None
             return ((), {parameter.name: value}) if parameter.kind in _BY_NAME else ((value,), {})
-        bound: Arguments = self._arguments.read(raw, texts=strings)
+        bound: Arguments = self._arguments.read(raw, texts=strings, cells=row)
         return self._place_positional(bound) if self._positional_only else bound
 
     def encode(self, value: object) -> bytes:
@@ -168,17 +173,8 @@ class Invocable:
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema (2020-12) of the arguments by name. Raises `UnfitSignature`."""
-        parameters = [
-            {**p, "mode": "keyword_only"} for p in self._core_arguments()["arguments_schema"]
-        ]  # as an object, whatever can also be given by position
-        arguments = {
-            k: v for k, v in self._core_arguments().items() if k not in {"arguments_schema", "var_args_schema"}
-        }
-        core = {**arguments, "arguments_schema": parameters}
-        if self._arguments.core["type"] == "definitions":
-            core = {**self._arguments.core, "schema": core}
         try:
-            schema = _QuietJsonSchema().generate(typing.cast(Any, core))
+            schema = copy.deepcopy(self._arguments.json_schema)
         except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
             raise UnfitSignature(f"{self.name}: {_first_line(error)}") from error
         for name, text in read_docstring(self._plain.__doc__).parameters.items():
@@ -205,14 +201,20 @@ class Invocable:
         """What the docstring says of the function, without its list of parameters."""
         return read_docstring(self._plain.__doc__).summary
 
-    def _core_arguments(self) -> dict[str, Any]:
-        core = self._arguments.core
-        return typing.cast(dict[str, Any], core["schema"] if core["type"] == "definitions" else core)
-
     def _place_positional(self, bound: Arguments) -> Arguments:
         args, keywords = bound
         placed = [*args, *(keywords.pop(name) for name in self._positional_only[len(args) :])]
         return tuple(placed), keywords
+
+
+def _by_name(core: dict[str, Any]) -> dict[str, Any]:
+    """A core schema whose arguments are an object: JSON Schema has no word for those that may also be an array."""
+    if core["type"] == "definitions":
+        return {**core, "schema": _by_name(core["schema"])}
+    if core["type"] != "arguments":
+        return core
+    parameters = [{**parameter, "mode": "keyword_only"} for parameter in core["arguments_schema"]]
+    return {**{k: v for k, v in core.items() if k != "var_args_schema"}, "arguments_schema": parameters}
 
 
 def _check_json(raw: bytes, keys_sure: int) -> bool:

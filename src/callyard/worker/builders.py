@@ -30,7 +30,9 @@ _BOM: Final = codecs.BOM_UTF8
 _STARTS: Final = b"{["
 """What arguments begin with."""
 _SHOWN_NAMES: Final = 8
+_SHOWN_BYTES: Final = 60
 
+_ROW_TYPES: Final = frozenset({dict, list, tuple})
 _SYNTAX: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -177,6 +179,8 @@ class JsonlSource(_ByteSource):
         super().__init__(path, stream)
         self.named = named
         """Each line names its function. May be set until `rows` is called."""
+        self.named_hint = ""
+        """Why, and what else could be done: added where a line does not."""
 
     def rows(self) -> Iterator[Row]:
         index = 0
@@ -216,8 +220,11 @@ class JsonlSource(_ByteSource):
                 _SYNTAX.decode(line.content)
                 return self._trimmed(index, line)
             named = _NAMED.decode(line.content)
-        except msgspec.ValidationError as error:
-            problem = f'line {line.number}: expected {{"function": name, "args": object or array}}: {error}'
+        except msgspec.ValidationError:
+            shown = line.content.strip()[:_SHOWN_BYTES].decode(errors="replace")
+            cut = "…" if len(line.content.strip()) > _SHOWN_BYTES else ""
+            expected = f'{{"function": name, "args": object or array}} on each line{self.named_hint}'
+            problem = f"line {line.number}: expected {expected}; got {shown}{cut}"
             return Row(index, failure=_misfit(problem, line.number))
         except (msgspec.DecodeError, RecursionError) as error:
             return self._malformed(index, line, error)
@@ -241,6 +248,8 @@ class JsonlSource(_ByteSource):
             advice = "the file ends inside this line: it was cut off"
         else:
             advice = "expected one whole JSON object or array on each line"
+        if self.name == "-" and index == 0 and _looks_like_csv(line.content):
+            advice += "; CSV on standard input needs --format csv"
         reason = str(error).replace("JSON is malformed: ", "")
         return Row(index, failure=_misfit(f"line {line.number} is not JSON: {reason}; {advice}", line.number))
 
@@ -408,7 +417,8 @@ class IterableSource:
         for index, value in enumerate(self._values):
             self._taken = index + 1
             try:
-                args = encode_canonical(value if isinstance(value, Mapping | list | tuple) else [value])
+                is_row = type(value) in _ROW_TYPES or isinstance(value, Mapping | list | tuple)
+                args = encode_canonical(value if is_row else [value])
             except ResultMisfit as misfit:
                 details = {**misfit.details, "row": index}
                 yield Row(index, failure=fail(ErrorKind.SCHEMA, f"row {index}: {misfit.message}", **details))
@@ -443,6 +453,8 @@ def open_source(
         return CsvSource(path, delimiter=delimiter or ("\t" if chosen == "tsv" else None))
     if format is None and text != "-":
         _check_readable(Path(text))
+    if format is not None:
+        raise UsageError(f"unknown format {format!r}: expected jsonl, csv or tsv")
     known = "expected .jsonl, .ndjson, .csv or .tsv, or a format named explicitly"
     if chosen == "json":
         raise UsageError(f"{text}: .json is one document: write one JSON object per line and call it .jsonl")
@@ -515,6 +527,12 @@ def _no_arguments(line: int, content: bytes, what: str) -> CallFailure:
     shown = content[:40].decode(errors="replace")
     problem = f"line {line}: expected a JSON object (by name) or array (by position)"
     return _misfit(f"{problem}{' in args' if what == 'args' else ''}, got {shown}", line)
+
+
+def _looks_like_csv(line: bytes) -> bool:
+    """Whether a first line looks like the header of a CSV file: no JSON, and of several columns or one name."""
+    text = line.strip()
+    return text[:1] not in _STARTS and (any(mark in text for mark in (b",", b";", b"\t")) or text.isalpha())
 
 
 def _is_number(text: str) -> bool:

@@ -67,7 +67,7 @@ class WorkerConfig:
     executor_selection_sample_size: int = 0  # 0: all
     executor_memory_high_watermark: int = 0  # bytes; 0: off
     task_max_inflight_calls: int = 1_024
-    call_deadline_ms: int = 5_000  # running time of an attempt in a call list; 0: unlimited
+    call_deadline_ms: int = 5_000  # what the stall timeout is derived from; `call`, `map` and `run` set no budget by it
     scheduler_stall_timeout_ms: int | None = None  # None: call_deadline_ms + 5000
     heartbeat_timeout_ms: int = 10_000  # raised to the stall timeout + 5000
     heartbeat_interval_ms: int = 500
@@ -106,8 +106,7 @@ class WorkerConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise UsageError(f"{name} must be a whole number, got {value!r}")
-            if not low <= value <= high:
-                raise UsageError(f"{name} must be from {low} to {high}, got {value}")
+            _check_range(name, value, low, high)
         if self.link_mode not in get_args(LinkMode):
             raise UsageError(f"link_mode must be one of {', '.join(get_args(LinkMode))}, got {self.link_mode!r}")
         if self.batch_rows > self.batch_max_rows:
@@ -159,6 +158,8 @@ class WorkerConfig:
             text = environ.get(f"CALLYARD_{variable}")
             if text is not None:
                 values[name] = _parse(f"CALLYARD_{variable}", text, str(kinds[name]))
+                if name in _RANGES and name not in overrides:
+                    _check_range(f"CALLYARD_{variable}", values[name], *_RANGES[name])
         return cls(**{**values, **overrides})
 
     def with_settings(self, **settings: Any) -> WorkerConfig:
@@ -172,6 +173,12 @@ class WorkerConfig:
 def setting_range(name: str) -> tuple[int, int] | None:
     """Least and largest value of a setting; None: it is no number."""
     return _RANGES.get(name)
+
+
+def _check_range(shown: str, value: int, low: int, high: int) -> None:
+    """`shown`: the name under which it was given."""
+    if not low <= value <= high:
+        raise UsageError(f"{shown} must be from {low} to {high}, got {value}")
 
 
 def _parse(variable: str, text: str, kind: str) -> Any:

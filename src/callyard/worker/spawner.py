@@ -26,6 +26,8 @@ from callyard.wire.messages import PROTOCOL_VERSION
 
 TAIL_LINES: Final = 20
 TAIL_LINE_BYTES_MAX: Final = 2_000
+PARTIAL_LINE_S: Final = 0.2
+"""Part of a line is shown when it has not grown for so long."""
 PF_EXITING: Final = 0x4
 """The kernel's flag for a process that is past the point of no return."""
 OutputCallback = Callable[[ExecutorId, str], None]
@@ -173,6 +175,9 @@ class ChildProcess:
         self._pidfd = -1
         self._on_output = on_output
         self._partial = b""
+        self._partial_timer: asyncio.TimerHandle | None = None
+        self._partial_shown = False
+        """The line that goes on was shown in part: its end alone is no line."""
         assert child.stdout is not None
         self._output_fd = os.dup(child.stdout.fileno())
         child.stdout.close()
@@ -265,12 +270,28 @@ class ChildProcess:
         if not data:
             self._end_output()
             return
+        self._stop_partial_timer()
         *lines, self._partial = (self._partial + data).split(b"\n")
+        if lines and self._partial_shown:
+            self._partial_shown = False
+            if lines[0] in (b"", b"\r"):
+                del lines[0]
         for line in lines:
             self._emit(line)
         if len(self._partial) > TAIL_LINE_BYTES_MAX:
+            self._show_partial()
+        elif self._partial:
+            self._partial_timer = self._loop.call_later(PARTIAL_LINE_S, self._show_partial)
+
+    def _show_partial(self) -> None:
+        if self._partial:
             self._emit(self._partial)
-            self._partial = b""
+            self._partial, self._partial_shown = b"", True
+
+    def _stop_partial_timer(self) -> None:
+        if self._partial_timer is not None:
+            self._partial_timer.cancel()
+            self._partial_timer = None
 
     def _emit(self, line: bytes) -> None:
         text = line[:TAIL_LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")
@@ -287,9 +308,8 @@ class ChildProcess:
         self._loop.remove_reader(self._output_fd)
         os.close(self._output_fd)
         self._output_fd = -1
-        if self._partial:
-            self._emit(self._partial)
-            self._partial = b""
+        self._stop_partial_timer()
+        self._show_partial()
         self._output_ended.set()
 
 

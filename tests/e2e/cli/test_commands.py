@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import callyard
-from tests.e2e.cli.shell import TARGET, run
+from tests.e2e.cli.shell import TARGET, finish, run, started
 
 
 def test_help_is_readable_and_shows_examples() -> None:
@@ -159,3 +159,49 @@ def test_a_file_beside_the_functions_is_sent_along_when_included(tmp_path: Path)
     assert "No such file or directory: 'rates.json'" in without.err
     done = run("call", "m.py:rate", "of=de", "--include", "*.json", cwd=tmp_path)
     assert (done.status, done.out) == (0, "19\n")
+
+
+def test_part_of_a_line_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(
+        "from callyard import sleep\n"
+        "def f(a, *args, k=1, **more):\n    print('no newline', end='')\n    return [a, args, k, more]\n"
+    )
+    done = run("call", "m.py:f", "a=1", "z=2", cwd=tmp_path)
+    assert (done.status, json.loads(done.out)) == (0, ["1", [], 1, {"z": "2"}])
+    assert done.err == "exec-1 | no newline\n"
+
+
+def test_part_of_a_line_is_shown_while_the_call_waits(tmp_path: Path) -> None:
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    (tmp_path / "m.py").write_text(
+        "import os\nfrom callyard import sleep\n"
+        "def f(begun: str, go: str):\n    print('half', end='')\n    open(begun, 'w').close()\n"
+        "    while not os.path.exists(go):\n        sleep(0.01)\n    print()\n    print('whole')\n"
+    )
+    with started("call", "m.py:f", f"begun={begun}", f"go={go}", cwd=tmp_path) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "exec-1 | half\n"
+        assert not go.exists()
+        go.touch()
+        assert finish(process).err == "exec-1 | whole\n"
+
+
+def test_an_overrun_shows_where_and_nothing_of_the_engine() -> None:
+    done = run("call", f"{TARGET}:wait_here", "path=/dev/null", "how=spin", "--budget", "100ms")
+    assert done.status == 1
+    assert done.err.startswith("Stopped here (most recent call last):\n")
+    assert "BudgetExceeded" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--limit", "-1"], "'--limit': expected a whole number of at least 0, got '-1'"),
+        (["-x", "2000"], "'-x': expected a whole number from 1 to 1024, got '2000'"),
+        (["--format", "xml"], "unknown format 'xml': expected jsonl, csv or tsv"),
+    ],
+)
+def test_a_setting_is_named_as_it_was_given(words: list[str], message: str) -> None:
+    done = run("run", TARGET, "-", *words)
+    assert done.status == 2
+    assert message in " ".join(done.err.replace("│", " ").split())

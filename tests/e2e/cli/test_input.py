@@ -188,3 +188,13 @@ def test_limit_reads_no_further(tmp_path: Path) -> None:
 def test_a_closed_standard_input_is_said() -> None:
     done = run("run", DOUBLE, "-", stdin=b"", preexec_fn=lambda: os.close(0))
     assert (done.status, done.err) == (2, "error: standard input is closed: give a file\n")
+
+
+def test_rows_that_forgot_the_function_or_the_format() -> None:
+    no_name = run("run", TARGET, "-", stdin='{"x": 1}\n').results[0]["error"]["message"]
+    assert no_name == (
+        'line 1: expected {"function": name, "args": object or array} on each line,'
+        f' since {TARGET} has several functions, or name one: {TARGET}:NAME; got {{"x": 1}}'
+    )
+    csv = run("run", DOUBLE, "-", stdin="x,y\n1,2\n").results[0]["error"]["message"]
+    assert csv.endswith("; CSV on standard input needs --format csv")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from callyard.cli.calls import PATTERNS_MAX, CallList, Tally
-from callyard.errors import CallFailure, ErrorKind, fail
+from callyard.cli.calls import PATTERNS_MAX, CallList, Tally, summarise
+from callyard.errors import CallFailure, ErrorKind, Outcome, fail
 from callyard.scheduler import CallResult
 from callyard.worker.builders import open_source
 from callyard.worker.outputs import MemoryOutput
@@ -119,3 +119,18 @@ def test_results_reach_the_sink_as_they_are(no_calls: CallList) -> None:
     results = [CallResult(0, b"1", None), failed(1, "no")]
     Tally(memory, no_calls).write(results)
     assert memory.results == results
+
+
+def test_what_was_stopped_is_counted_apart(no_calls: CallList) -> None:
+    tally = Tally(MemoryOutput(), no_calls)
+    stopped = [
+        CallResult(n, None, fail(ErrorKind.CANCELLED, "cancelled", outcome=outcome))
+        for n, outcome in enumerate([Outcome.UNKNOWN, Outcome.NOT_RUN, Outcome.NOT_RUN])
+    ]
+    tally.write([*stopped, failed(3, "no")])
+    assert (tally.cancelled, tally.not_run) == (1, 2)
+
+
+def test_what_never_ran_did_not_raise() -> None:
+    assert summarise(fail(ErrorKind.INTERNAL, "a")) == "the function raised"
+    assert summarise(fail(ErrorKind.INTERNAL, "a", outcome=Outcome.NOT_RUN)) == "the function could not be run"

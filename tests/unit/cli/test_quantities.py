@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import typer
 
-from callyard.cli.quantities import parse_duration_ms, parse_size_bytes, show_duration, show_size
+from callyard.cli.quantities import (
+    parse_count,
+    parse_duration_ms,
+    parse_executors,
+    parse_size_bytes,
+    parse_start_timeout_ms,
+    show_duration,
+    show_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -111,3 +119,17 @@ def test_shown_durations(milliseconds: float, shown: str) -> None:
 )
 def test_shown_sizes(size: int, shown: str) -> None:
     assert show_size(size) == shown
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "", "1.5", "٣", "9" * 30])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match=f"expected a whole number of at least 0, got '{text}'"):
+        parse_count(text)
+
+
+def test_counts_and_times_of_the_settings_ranges() -> None:
+    assert (parse_count("0"), parse_executors("1024"), parse_start_timeout_ms("2s")) == (0, 1_024, 2_000)
+    with pytest.raises(typer.BadParameter, match="expected a whole number from 1 to 1024, got '2000'"):
+        parse_executors("2000")
+    with pytest.raises(typer.BadParameter, match="expected from 100 ms to 24 h, got '5ms'"):
+        parse_start_timeout_ms("5ms")

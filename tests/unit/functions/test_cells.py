@@ -98,7 +98,7 @@ def test_a_cell_by_type(annotation: Any, text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("annotation", "text", "message"),
     [
-        (int, "", '/value: expected an integer, got text ("")'),
+        (int, "", "/value: required, but its value is empty"),
         (int, "five", '/value: expected an integer, got text ("five")'),
         (bool, "maybe", '/value: expected true or false, got text ("maybe")'),
         (list[int], "1,2", '/value: expected an array, got text ("1,2")'),
@@ -113,6 +113,21 @@ def test_a_cell_by_type(annotation: Any, text: str, value: Any) -> None:
 )
 def test_a_cell_that_does_not_fit(annotation: Any, text: str, message: str) -> None:
     assert misfit_of(take(annotation), value=text) == message
+
+
+def test_an_empty_cell_of_a_required_column_is_said() -> None:
+    def total(price: float, name: Annotated[str, Field(min_length=1)]) -> float:
+        return price
+
+    message = misfit_of(total, row=True, price="", name="")
+    assert message.startswith("/price: required, but the cell is empty; /name: string should have at least 1 character")
+
+
+def test_texts_beside_any_number_of_others() -> None:
+    def f(a: int, *args: int, k: int = 1, **more: int) -> tuple[object, ...]:
+        return a, args, k, more
+
+    assert cells(f, a="1", k="", z="2") == (1, (), 1, {"z": 2})
 
 
 def test_an_empty_cell_is_an_absent_argument_with_a_default() -> None:

@@ -27,6 +27,29 @@ def named(name: str, promises: bytes = b"{}") -> DescribedFunction:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gen", "gen is a generator function: return a list"),
+        ("later", "later is a generator function: return a list"),
+        ("Plane", "Plane is a class: write a function that uses it"),
+        ("_own", "_own begins with an underscore, so it is private: rename it"),
+        ("outer", "there are: assess"),
+        ("gone", "there are: assess"),
+    ],
+)
+def test_what_cannot_be_called_says_why(name: str, reason: str) -> None:
+    source = (
+        b"def assess(): ...\ndef gen():\n  for x in []:\n    yield x\nasync def later(): yield 1\n"
+        b"class Plane: ...\ndef _own(): ...\ndef outer():\n  def inner(): yield 1\n"
+    )
+    bundle = Bundle("flights", {"flights.py": source})
+    registry = Registry.from_description(bundle, described(named("assess"), digest=bundle.digest))
+    with pytest.raises(UnknownFunction) as caught:
+        registry.get(name)
+    assert str(caught.value).endswith(f"; {reason}")
+
+
 def test_functions_in_the_order_of_their_description() -> None:
     registry = Registry.from_description(BUNDLE, described(named("distance"), named("assess", b'{"pure":true}')))
     assert registry.names() == ["distance", "assess"]

@@ -217,15 +217,15 @@ def test_rows_that_name_their_function() -> None:
         named=True,
     )
     assert rows[:2] == [Row(0, b'{"a": 1}', "f"), Row(1, b"[1]", "g")]
-    expected = 'expected {"function": name, "args": object or array}: '
-    assert failure(rows[2])[0] == f"line 3: {expected}Object missing required field `args`"
-    assert failure(rows[3])[0].startswith(f"line 4: {expected}Expected `str`, got `int`")
+    expected = 'expected {"function": name, "args": object or array} on each line; got '
+    assert failure(rows[2])[0] == f'line 3: {expected}{{"function":"f"}}'
+    assert failure(rows[3])[0] == f'line 4: {expected}{{"function":5,"args":[]}}'
     assert failure(rows[4]) == (
         "line 5: expected a JSON object (by name) or array (by position) in args, got 5",
         {"line": 5},
     )
-    assert failure(rows[5])[0] == f"line 6: {expected}Object contains unknown field `more`"
-    assert failure(rows[6])[0].startswith(f"line 7: {expected}Expected `object`, got `array`")
+    assert failure(rows[5])[0] == f'line 6: {expected}{{"function":"f","args":[],"more":1}}'
+    assert failure(rows[6])[0] == f"line 7: {expected}[1]"
     assert failure(rows[7])[0].startswith("line 8 is not UTF-8")
     assert failure(rows[8])[0].startswith("line 9 is not JSON")
 

@@ -86,3 +86,9 @@ def test_an_unknown_setting_names_the_known_ones() -> None:
 
 def test_executors_default_to_the_cpus() -> None:
     assert WorkerConfig().executors == count_available_cpus() >= 1
+
+
+def test_a_variable_out_of_range_is_named_as_it_was_given() -> None:
+    with pytest.raises(UsageError, match=r"^CALLYARD_EXECUTOR_COUNT must be from 0 to 1024, got 9999"):
+        WorkerConfig.from_environment({"CALLYARD_EXECUTOR_COUNT": "9999"})
+    assert WorkerConfig.from_environment({"CALLYARD_EXECUTOR_COUNT": "9999"}, executor_count=2).executors == 2
