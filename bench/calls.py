@@ -33,6 +33,7 @@ from callyard.worker.outputs import CallableOutput, open_output
 from callyard.worker.worker import peak_memory_bytes
 
 TARGET: Final = Path(__file__).with_name("functions_file.py")
+ASYNC_TARGET: Final = Path(__file__).with_name("async_functions_file.py")
 ROUNDS: Final = 3
 WARM_CALLS: Final = 5_000
 MEMORY_CALLS: Final = (30_000, 3_000_000)
@@ -73,14 +74,17 @@ async def single_times(worker: Worker, count: int) -> list[float]:
 
 
 async def measure_round(calls: int, path: Path) -> dict[str, float]:
+    async with Worker(ASYNC_TARGET, executors=CHILDREN, spare_executors=0) as worker:
+        await map_rate(worker, "no_op_async", WARM_CALLS)
+        async_rate = await map_rate(worker, "no_op_async", calls)
     async with Worker(TARGET, executors=CHILDREN, spare_executors=0) as worker:
-        for function in ("no_op", "no_op_unpromised", "no_op_async"):
+        for function in ("no_op", "no_op_unpromised"):
             await map_rate(worker, function, WARM_CALLS)
         singles = await single_times(worker, max(500, calls // 50))
         return {
             "map": await map_rate(worker, "no_op", calls),
             "map, no promise": await map_rate(worker, "no_op_unpromised", calls),
-            "map, async def": await map_rate(worker, "no_op_async", calls),
+            "map, async def": async_rate,
             "file to sink": await file_rate(worker, "no_op", path, calls),
             "single": median(singles),
             "single p99": p99(singles),

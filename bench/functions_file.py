@@ -11,8 +11,3 @@ def no_op(value: int) -> int:
 @function
 def no_op_unpromised(value: int) -> int:
     return value
-
-
-@function(pure=True)
-async def no_op_async(value: int) -> int:
-    return value
