@@ -190,7 +190,7 @@ KEYS = "a key must be text or a number, got "
         ([LegModel(km=float("inf"))], "/0/km", "/0/km: inf is not JSON"),
         (np.float64("nan"), "", "nan is not JSON"),
         (np.array([[1.0, np.nan]]), "/0/1", "/0/1: nan is not JSON"),
-        (np.datetime64("NaT"), "", "NaT is not JSON: use None instead"),
+        (np.datetime64("NaT", "s"), "", "NaT is not JSON: use None instead"),
         ("\ud800", "", "text with a lone surrogate (U+D800 at character 0) is not Unicode"),
         ({"a": ["ok", "x\udfff"]}, "/a/1", "/a/1: text with a lone surrogate (U+DFFF at character 1)"),
         ({"\ud800": 1}, "", "text with a lone surrogate"),
