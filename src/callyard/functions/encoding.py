@@ -153,7 +153,8 @@ def _encode(encoder: msgspec.json.Encoder, value: object) -> bytes:
         misfit = find_misfit(value)
         if misfit is not None:
             raise misfit
-    if output.count(b"[") + output.count(b"{") > LEVELS_MAX and _is_deeper(output, LEVELS_MAX):
+    deep = len(output) > LEVELS_MAX and output.count(b"[") + output.count(b"{") > LEVELS_MAX
+    if deep and _is_deeper(output, LEVELS_MAX):
         raise _misfit(f"more than {LEVELS_MAX} levels", [], value)
     return output
 

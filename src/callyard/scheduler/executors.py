@@ -129,7 +129,7 @@ def _is_current(ex: ExecutorState, now_ms: int) -> bool:
     return (
         now_ms >= ex.blocked_until_ms
         and (timeout is None or now_ms - snapshot.received_at_ms <= timeout)
-        and not is_stalled(snapshot.stall_ms, snapshot.running, snapshot.last_scheduler_active_at_ms, now_ms)
+        and not (snapshot.running and is_stalled(snapshot.stall_ms, True, snapshot.last_scheduler_active_at_ms, now_ms))
     )
 
 

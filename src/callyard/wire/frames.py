@@ -35,7 +35,8 @@ def encode_frame(json_body: bytes, sidecar: bytes | None = None) -> bytes:
     """One whole frame. Raises `ProtocolError` above the cap, before anything is sent."""
     if sidecar is None:
         size = len(json_body)
-        check_frame_bytes(size)
+        if not 0 < size <= FRAME_BYTES_MAX:
+            check_frame_bytes(size)
         return _pack_length(size) + json_body
     size = SIDECAR_HEAD_BYTES + len(json_body) + len(sidecar)
     check_frame_bytes(size)
