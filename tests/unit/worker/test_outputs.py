@@ -166,7 +166,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(OutputError, match="Not a directory"):
         JsonlOutput(file / "out.jsonl")
-    with pytest.raises(OutputError, match="null (byte|character)"):
+    with pytest.raises(OutputError, match=r"null (byte|character)"):
         JsonlOutput("out\0.jsonl")
     assert issubclass(OutputError, UsageError)
 
