@@ -33,6 +33,7 @@ from callyard.wire.messages import (
     HeartbeatPayload,
 )
 from callyard.worker.spawner import OutputCallback, SpawnOrder
+from callyard.worker.worker import Worker
 
 PROMISES: dict[str, dict[str, object]] = {
     "effect": {},
@@ -248,3 +249,14 @@ async def read_until(sock: socket.socket, end: bytes) -> bytes:
             if end and data.endswith(end):
                 break
     return data
+
+
+async def begin(
+    worker: Worker, spawner: FakeSpawner, function: str = "effect"
+) -> tuple[asyncio.Task[object], FakeProcess, ExecuteCall]:
+    """Start the one call of the first process, and have it begun there: its task, the process, its frame."""
+    call = asyncio.ensure_future(worker.call(function, []))
+    process = spawner.processes[0]
+    (execute,) = await process.wait_executes(1)
+    process.mark(execute)
+    return call, process, execute

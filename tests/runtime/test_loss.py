@@ -13,7 +13,7 @@ from callyard.worker.builders import IterableSource
 from callyard.worker.outputs import MemoryOutput
 
 from .conftest import MakeWorker, ManualClock
-from .fakes import FakeProcess, FakeSpawner
+from .fakes import FakeProcess, FakeSpawner, begin
 
 
 async def failure_of(call: asyncio.Future[object]) -> CallError:
@@ -48,10 +48,7 @@ async def test_begun_calls_crash_and_the_others_run_once_elsewhere(make_worker: 
 async def test_a_result_sent_before_the_death_counts(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner()
     async with make_worker(spawner) as worker:
-        call = asyncio.ensure_future(worker.call("effect", []))
-        process = spawner.processes[0]
-        (execute,) = await process.wait_executes(1)
-        process.mark(execute)
+        call, process, execute = await begin(worker, spawner)
         process.complete(execute, b'"done"')
         process.exit(-9)  # in the same step: the worker sees bytes, EOF and exit together
         assert await call == "done"
@@ -82,10 +79,7 @@ async def test_a_result_survives_a_failed_write_of_ours(make_worker: MakeWorker)
 async def test_an_idempotent_call_is_retried_after_a_crash(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner()
     async with make_worker(spawner) as worker:
-        call = asyncio.ensure_future(worker.call("safe", []))
-        process = spawner.processes[0]
-        (execute,) = await process.wait_executes(1)
-        process.mark(execute)
+        call, process, execute = await begin(worker, spawner, "safe")
         spawner.answers = lambda process, execute: process.complete(execute, b'"again"')
         process.exit(3)
         assert await call == "again"
@@ -96,10 +90,7 @@ async def test_an_idempotent_call_is_retried_after_a_crash(make_worker: MakeWork
 async def test_the_failure_names_the_exit_status(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner()
     async with make_worker(spawner) as worker:
-        call = asyncio.ensure_future(worker.call("effect", []))
-        process = spawner.processes[0]
-        (execute,) = await process.wait_executes(1)
-        process.mark(execute)
+        call, process, _execute = await begin(worker, spawner)
         process.exit(3)
         error = await failure_of(call)
     assert "exited with status 3" in str(error)
@@ -155,10 +146,7 @@ async def test_silence_is_loss_but_a_late_tick_judges_nobody(make_worker: MakeWo
     clock = ManualClock()
     spawner = FakeSpawner()
     async with make_worker(spawner, clock=clock) as worker:
-        call = asyncio.ensure_future(worker.call("effect", []))
-        process = spawner.processes[0]
-        (execute,) = await process.wait_executes(1)
-        process.mark(execute)
+        call, process, _execute = await begin(worker, spawner)
         clock.added_ms += 60_000
         worker._pool.tick()
         assert process.returncode is None, "the tick was late: our own loop stood still"
@@ -173,10 +161,7 @@ async def test_silence_is_loss_but_a_late_tick_judges_nobody(make_worker: MakeWo
 async def test_two_ticks_in_state_t_are_loss(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner()
     async with make_worker(spawner) as worker:
-        call = asyncio.ensure_future(worker.call("effect", []))
-        process = spawner.processes[0]
-        (execute,) = await process.wait_executes(1)
-        process.mark(execute)
+        call, process, _execute = await begin(worker, spawner)
         process.stopped = True
         worker._pool.tick()
         assert process.returncode is None
@@ -232,10 +217,7 @@ async def test_limits_follow_the_largest_budget_begun_there(
     clock = ManualClock()
     spawner = FakeSpawner()
     async with make_worker(spawner, clock=clock) as worker:
-        call = asyncio.ensure_future(worker.call(function, []))
-        process = spawner.processes[0]
-        (execute,) = await process.wait_executes(1)
-        process.mark(execute)
+        call, process, execute = await begin(worker, spawner, function)
         stuck = {"running_call_id": execute.call_id, "last_scheduler_active_at_ms": clock.now_ms()}
         await pass_time(worker, clock, 60_000, process, **stuck)
         assert (process.returncode is None) == lives
@@ -251,10 +233,7 @@ async def test_silence_under_an_unlimited_budget_is_judged_by_cpu_time(make_work
     clock = ManualClock()
     spawner = FakeSpawner()
     async with make_worker(spawner, clock=clock) as worker:
-        call = asyncio.ensure_future(worker.call("endless", []))
-        process = spawner.processes[0]
-        (execute,) = await process.wait_executes(1)
-        process.mark(execute)
+        call, process, _execute = await begin(worker, spawner, "endless")
         for _ in range(120):
             clock.added_ms += 500
             process.ticks += 10
@@ -319,10 +298,7 @@ async def test_no_executor_for_too_long_ends_waiting_calls(make_worker: MakeWork
 async def test_nothing_is_reported_before_the_process_is_dead(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner()
     async with make_worker(spawner) as worker:
-        call = asyncio.ensure_future(worker.call("effect", []))
-        process = spawner.processes[0]
-        (execute,) = await process.wait_executes(1)
-        process.mark(execute)
+        call, process, _execute = await begin(worker, spawner)
         reported: list[int | None] = []
         call.add_done_callback(lambda _: reported.append(process.returncode))
         process.send_bytes(b"\0\0\0\0")

@@ -143,7 +143,7 @@ class Scheduler:
         task.ready.extend(batch.calls)
         self._turns.enter(task)
         if batch.remaining == 0:
-            self._batch_ended(batch, task)
+            task.settled.append(batch)
         self._mark_dirty(task)
         return True
 
@@ -540,12 +540,9 @@ class Scheduler:
             if limit and task.held_output_bytes > limit and task.stop_reason is None:
                 self._stop(task, StopReason.OUTPUT_BYTES_EXCEEDED)
         if batch.remaining == 0:
-            self._batch_ended(batch, task)
+            task.settled.append(batch)
         if not task.dirty:
             self._mark_dirty(task)
-
-    def _batch_ended(self, batch: Batch, task: Task) -> None:
-        task.settled.append(batch)
 
     # --- executors --------------------------------------------------------------------------------------------
 
