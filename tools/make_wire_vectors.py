@@ -259,6 +259,17 @@ EXECUTOR: dict[str, Message] = {
         call_id="run-1-0/sub-1",
         request_id="r-2",
     ),
+    "call_waiting_subcall_spread": envelope(
+        "CallWaiting",
+        {
+            "wait_kind": "subcall",
+            "task_id": "run-1",
+            "attempt_seq": 1,
+            "subcall": {"function_id": "distance", "args": Raw("[1]"), "spread": True},
+        },
+        call_id="run-1-0",
+        request_id="r-4",
+    ),
     "call_waiting_function_code": envelope(
         "CallWaiting",
         {

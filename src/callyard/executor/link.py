@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Final
 
 from callyard.executor.marks import NO_SLOT, Marks
+from callyard.ids import RequestId
 from callyard.wire.codec import UnknownMessage, decode_worker_message
 from callyard.wire.frames import FrameReader
-from callyard.wire.messages import WorkerMessage
+from callyard.wire.messages import ResumeCall, WorkerMessage
 
 READ_BYTES: Final = 64 * 1024
 PEEK_BYTES: Final = 64 * 1024
@@ -46,6 +47,8 @@ class Link:
         self.lock: Final = _thread.allocate_lock()
         self.unpromised_waiting = False
         """A finished call without a promise may still be in the buffer (X62). Only the hub's thread writes it."""
+        self.sidecars: Final[dict[RequestId, bytes]] = {}
+        """Raw bytes that came beside a ResumeCall, by its request; whoever takes the message pops them."""
         self._sock = sock
         self._marks = marks
         self._reader = FrameReader("worker")
@@ -79,7 +82,10 @@ class Link:
             if not data:
                 raise LinkClosed("the worker closed the link", clean=True)
             for body in self._reader.feed(data):
-                messages.append(decode_worker_message(body)[0])
+                message, sidecar = decode_worker_message(body)
+                messages.append(message)
+                if sidecar is not None and type(message) is ResumeCall:
+                    self.sidecars[message.request_id] = sidecar
             if len(data) < READ_BYTES:
                 return messages
             flags = _socket.MSG_DONTWAIT

@@ -206,6 +206,8 @@ class SubcallRequest(_Payload, frozen=True):
     args: Raw
     ancestry: list[CallId] = []
     granted_budget_ms: Natural = 0
+    spread: bool = False
+    """May run on another executor of the bundle (X30)."""
 
 
 class CodeRequest(_Payload, frozen=True):

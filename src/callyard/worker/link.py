@@ -55,7 +55,7 @@ class LinkOwner(Protocol):
 
     def on_events(self, link: ExecutorLink, events: list[SchedulerEvent]) -> None: ...
     def on_heartbeat(self, link: ExecutorLink, heartbeat: HeartbeatPayload) -> None: ...
-    def on_waiting(self, link: ExecutorLink, message: CallWaiting) -> None: ...
+    def on_waiting(self, link: ExecutorLink, message: CallWaiting, sidecar: bytes | None) -> None: ...
     def on_described(self, link: ExecutorLink, message: Described) -> None: ...
     def on_broken(self, link: ExecutorLink, cause: str, message: str) -> None: ...
 
@@ -122,8 +122,8 @@ class ExecutorLink(asyncio.Protocol):
         events: list[SchedulerEvent] = []
         try:
             for body in self._reader.feed(data):
-                message, _sidecar = decode_executor_message(body)
-                self._take(message, events)
+                message, sidecar = decode_executor_message(body)
+                self._take(message, sidecar, events)
         except ProtocolError as error:
             self._deaf = True
             self._break("malformed_frame", str(error))
@@ -148,7 +148,9 @@ class ExecutorLink(asyncio.Protocol):
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def _take(self, message: ExecutorMessage | UnknownMessage, events: list[SchedulerEvent]) -> None:
+    def _take(
+        self, message: ExecutorMessage | UnknownMessage, sidecar: bytes | None, events: list[SchedulerEvent]
+    ) -> None:
         match message:
             case CallCompletedFrame():
                 self.finished_calls += 1
@@ -177,7 +179,7 @@ class ExecutorLink(asyncio.Protocol):
                 if message.payload.wait_kind in (WaitKind.IO, WaitKind.SUBCALL):
                     seq = message.payload.attempt_seq
                     events.append(CallSuspended(self.executor_id, message.call_id, seq, message.request_id))
-                self._owner.on_waiting(self, message)
+                self._owner.on_waiting(self, message, sidecar)
             case Heartbeat():
                 self._owner.on_heartbeat(self, message.payload)
             case CallEvent():
@@ -249,7 +251,9 @@ class ExecutorLink(asyncio.Protocol):
         self._outbox_bytes += len(frame)
         return True
 
-    def send(self, message: WorkerMessage, on_flushed: Callable[[], None] | None = None) -> bool:
+    def send(
+        self, message: WorkerMessage, on_flushed: Callable[[], None] | None = None, sidecar: bytes | None = None
+    ) -> bool:
         """Put a frame of a running call, or of the link itself, into the outbox; False when the link is broken.
 
         `on_flushed` is called once the transport took the frame. A peer that lets more than `outbox_bytes_max` pile
@@ -257,7 +261,7 @@ class ExecutorLink(asyncio.Protocol):
         """
         if self._sealed:
             return False
-        frame = encode_message(message)
+        frame = encode_message(message, sidecar)
         self._outbox.append(frame)
         self._outbox_bytes += len(frame)
         if on_flushed is not None:

@@ -436,7 +436,7 @@ class Pool:
         executor.posted_seq = snapshot.heartbeat_seq
         self._actor.post(e.ExecutorAttached(snapshot))
 
-    def on_waiting(self, link: ExecutorLink, message: CallWaiting) -> None:
+    def on_waiting(self, link: ExecutorLink, message: CallWaiting, sidecar: bytes | None) -> None:
         """Answer what needs no scheduling; every wait gets an answer, else its call would hang (X78)."""
         payload = message.payload
         if payload.wait_kind == WaitKind.FUNCTION_CODE and payload.function_code is not None:
