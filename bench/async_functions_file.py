@@ -3,6 +3,6 @@
 from callyard import function
 
 
-@function(pure=True)
+@function(idempotent=True)
 async def no_op_async(value: int) -> int:
     return value

@@ -3,7 +3,7 @@
 from callyard import function
 
 
-@function(pure=True)
+@function(idempotent=True)
 def no_op(value: int) -> int:
     return value
 

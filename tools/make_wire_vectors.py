@@ -140,6 +140,28 @@ WORKER: dict[str, Message] = {
         },
         call_id="run-1-1",
     ),
+    "execute_call_events": envelope(
+        "ExecuteCall",
+        {
+            "task_id": "run-1",
+            "function_id": "assess",
+            "function_code_digest": DIGEST,
+            "attempt_seq": 1,
+            "args": Raw("[]"),
+            "events": True,
+        },
+        call_id="run-1-2",
+    ),
+    "execute_calls_events": envelope(
+        "ExecuteCalls",
+        {
+            "task_id": "run-1",
+            "function_id": "distance",
+            "function_code_digest": DIGEST,
+            "calls": [{"call_id": "run-1-0", "attempt_seq": 1, "args": Raw("[]")}],
+            "events": True,
+        },
+    ),
     "execute_calls_minimal": envelope(
         "ExecuteCalls",
         {
@@ -223,6 +245,19 @@ EXECUTOR: dict[str, Message] = {
             "calls": [
                 {"call_id": "run-1-0", "attempt_seq": 1, "output": Raw("3974.34"), "budget_used_ms": 2},
                 {"call_id": "run-1-1", "attempt_seq": 4, "failure": FAILED, "budget_used_ms": 44},
+            ]
+        },
+    ),
+    "calls_settled_timing": envelope(
+        "CallsSettled",
+        {
+            "calls": [
+                {
+                    "call_id": "run-1-0",
+                    "attempt_seq": 1,
+                    "output": Raw("1"),
+                    "timing": {"queued_ms": 2, "run_ms": 30, "wait_ms": 4},
+                }
             ]
         },
     ),

@@ -26,6 +26,7 @@ FIRST: Final = {
     "default_max_attempts": "most attempts of a call that may be retried",
     "executor_memory_high_watermark": "an executor above this resident size, in bytes, takes no more calls; 0: off",
     "start_timeout_ms": "time to import the functions' file",
+    "audit_timeout_ms": "time of one try of an audit policy; without a verdict it is tried twice more",
     "drain_deadline_ms": "what running calls get when the worker closes, before they are cancelled",
     "capture_locals": "a failure also carries the local variables of the code that raised",
 }
@@ -43,7 +44,7 @@ OTHERS: Final = {
     ),
     "heartbeat_timeout_ms": "an executor silent this long is killed; at least the stall timeout + 5,000",
     "heartbeat_interval_ms": "time between an executor's heartbeats",
-    "max_subcall_depth": "not in use yet",
+    "max_subcall_depth": "calls below a call of a list; a call of the deepest makes no further one",
     "base_backoff_ms": "the wait before a first retry; it grows with each, and is random",
     "instance_fairness": "not in use yet",
     "instance_fairness_quantum": "not in use yet",
@@ -65,6 +66,11 @@ OTHERS: Final = {
     "backoff_ms": "the wait after too many restarts",
     "attach_timeout_ms": "time for a new process to connect",
     "no_executor_timeout_ms": "without any executor for so long, calls end as `unavailable`",
+    "executors_max": "processes while `exclusive` calls wait for one of their own; 0: four times the CPUs",
+    "after_interrupt": (
+        "an executor in which a call was interrupted is replaced once its others are done (`recycle`),"
+        " or goes on (`keep`)"
+    ),
     "cancel_grace_ms": "a cancelled call that does not stop within it costs its executor",
 }
 

@@ -7,22 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 from callyard.errors import CallError, CallFailure, ErrorKind, Outcome, ToolError, TransientError, UsageError
 from callyard.functions.function import Function, Promises, function
-from callyard.sdk import context, sleep
+from callyard.sdk import Answer, acall, acall_many, call, call_many, context, log, progress, sleep
 
 if TYPE_CHECKING:
-    from callyard.functions.registry import Registry
+    from callyard.functions.audit.policies import AstPolicy, BundleView
+    from callyard.functions.audit.verdict import Verdict
+    from callyard.sdk_io import files, http, jsonrpc, sql
+    from callyard.worker.audit_gate import AuditRefused
     from callyard.worker.config import WorkerConfig
-    from callyard.worker.results import Result, RunSummary
+    from callyard.worker.io.config import IoConfig
+    from callyard.worker.loading import Registry
+    from callyard.worker.results import CallEvent, Result, RunSummary
     from callyard.worker.worker import Worker
     from callyard.yard import Yard, run
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answer",
+    "AstPolicy",
+    "AuditRefused",
+    "BundleView",
     "CallError",
+    "CallEvent",
     "CallFailure",
     "ErrorKind",
     "Function",
+    "IoConfig",
     "Outcome",
     "Promises",
     "Registry",
@@ -31,23 +42,44 @@ __all__ = [
     "ToolError",
     "TransientError",
     "UsageError",
+    "Verdict",
     "Worker",
     "WorkerConfig",
     "Yard",
+    "acall",
+    "acall_many",
+    "call",
+    "call_many",
     "context",
+    "files",
     "function",
+    "http",
+    "jsonrpc",
+    "log",
+    "progress",
     "run",
     "sleep",
+    "sql",
 ]
 
 _LAZY = {
-    "Registry": "callyard.functions.registry",
+    "AstPolicy": "callyard.functions.audit.policies",
+    "AuditRefused": "callyard.worker.audit_gate",
+    "BundleView": "callyard.functions.audit.policies",
+    "CallEvent": "callyard.worker.results",
+    "IoConfig": "callyard.worker.io.config",
+    "Registry": "callyard.worker.loading",
     "Result": "callyard.worker.results",
     "RunSummary": "callyard.worker.results",
+    "Verdict": "callyard.functions.audit.verdict",
     "Worker": "callyard.worker.worker",
     "WorkerConfig": "callyard.worker.config",
     "Yard": "callyard.yard",
+    "files": "callyard.sdk_io",
+    "http": "callyard.sdk_io",
+    "jsonrpc": "callyard.sdk_io",
     "run": "callyard.yard",
+    "sql": "callyard.sdk_io",
 }
 
 

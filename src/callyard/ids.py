@@ -21,3 +21,8 @@ Digest = NewType("Digest", str)
 RequestId = NewType("RequestId", str)
 Tenant = NewType("Tenant", str)
 Owner = NewType("Owner", str)
+
+
+def task_of(call_id: CallId) -> TaskId:
+    """The task that a call belongs to: calls are named `{task}-{index}`, their subcalls `{call}/sub-{n}`."""
+    return TaskId(call_id.partition("/")[0].rpartition("-")[0])

@@ -49,6 +49,10 @@ class Yard:
     ) -> None:
         await self.worker.close(drain=error is None)
 
+    async def reload(self) -> bool:
+        """Read the functions' files again, for the calls to come; see `Worker.reload`."""
+        return await self.worker.reload()
+
     async def call(self, function: str, args: Mapping[str, Any] | Sequence[Any] | None = None, **options: Any) -> Any:
         """Run one call and return its value; see `Worker.call`. Raises CallError when it fails."""
         return await self.worker.call(function, args, **options)

@@ -196,12 +196,10 @@ async def test_a_row_above_the_frame_cap_fails_alone(make_worker: MakeWorker) ->
 async def test_a_function_outside_the_pinned_view_is_that_calls_failure(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner(answers=lambda process, execute: process.complete(execute))
     async with make_worker(spawner) as worker:
-        view = dict(worker._view)
         call = asyncio.ensure_future(worker.call_result("effect", []))
         await asyncio.sleep(0)
         for run in worker._runs:
             run._view = {}
-        worker._view = view
         result = await call
         assert result.error is not None
         assert result.error.kind is ErrorKind.NOT_FOUND

@@ -14,11 +14,20 @@ import pytest
 
 from callyard.clock import SYSTEM_CLOCK
 from callyard.errors import CallError, ErrorKind
-from callyard.ids import CallId, CallNumber, ExecutorId, RequestId
+from callyard.ids import CallId, CallNumber, Digest, ExecutorId, FunctionId, RequestId, TaskId
+from callyard.scheduler.calls import FunctionTarget
+from callyard.wire.codec import decode_worker_message, encode_message
+from callyard.wire.frames import FrameReader
 from callyard.wire.messages import (
+    BatchedCall,
     CallWaiting,
     CallWaitingPayload,
+    CancelCall,
+    CancelCallPayload,
     CancelReason,
+    ExecuteCall,
+    ExecuteCallPayload,
+    ExecuteCalls,
     HeartbeatAck,
     HeartbeatPayload,
     IoRequest,
@@ -117,6 +126,81 @@ async def test_more_than_outbox_bytes_max_unread_breaks_the_link(link: ExecutorL
     assert isinstance(owner, Owner)
     assert owner.broken[0][0] == "not_reading"
     assert flushed == []
+
+
+TARGET = FunctionTarget(FunctionId("f"), Digest("d" * 64), "m:f", idempotent=True)
+
+
+def send_short(
+    link: ExecutorLink, name: str, *, task: str = "task-1", strings: bool = False, budget_ms: int = 0
+) -> bool:
+    one = BatchedCall(CallId(name), 1, msgspec.Raw(b"[1]"), CallNumber(7))
+    return link.send_with_others(TaskId(task), TARGET, False, strings, budget_ms, "", False, one)
+
+
+def sent_by(link: ExecutorLink) -> list[tuple[str, list[str]]]:
+    """What the link hands to its transport now: message types and the calls in them."""
+    transport = Transport()
+    link.connection_made(transport)
+    found = []
+    for body in FrameReader().feed(b"".join(transport.writes)):
+        message, _ = decode_worker_message(body)
+        calls = message.payload.calls if isinstance(message, ExecuteCalls) else [message]
+        found.append((type(message).__name__, [getattr(call, "call_id", "") for call in calls]))
+    return found
+
+
+@pytest.mark.requirement("X94")
+async def test_neighbours_share_a_frame_and_a_lonely_call_has_its_own(link: ExecutorLink) -> None:
+    for name in ("a", "b"):
+        assert send_short(link, name)
+    assert sent_by(link) == [("ExecuteCalls", ["a", "b"])]
+    assert send_short(link, "c")
+    assert sent_by(link) == [("ExecuteCall", ["c"])]
+
+
+@pytest.mark.requirement("X94")
+async def test_at_most_64_calls_share_a_frame(link: ExecutorLink) -> None:
+    names = [f"c{i}" for i in range(130)]
+    assert all(send_short(link, name) for name in names)
+    assert sent_by(link) == [
+        ("ExecuteCalls", names[:64]),
+        ("ExecuteCalls", names[64:128]),
+        ("ExecuteCalls", names[128:]),
+    ]
+
+
+@pytest.mark.requirement("X94")
+async def test_calls_that_differ_in_what_a_frame_says_once_share_none(link: ExecutorLink) -> None:
+    send_short(link, "a")
+    send_short(link, "b", task="task-2")
+    send_short(link, "c", task="task-2", strings=True)
+    send_short(link, "d", task="task-2", strings=True, budget_ms=5)
+    assert [calls for _, calls in sent_by(link)] == [["a"], ["b"], ["c"], ["d"]]
+
+
+@pytest.mark.requirement("X68")
+async def test_no_frame_overtakes_the_calls_that_gather(link: ExecutorLink) -> None:
+    send_short(link, "a")
+    send_short(link, "b")
+    link.send(CancelCall(CallId("b"), CancelCallPayload(CancelReason.CANCELLED, 1)))
+    send_short(link, "c")
+    lonely = ExecuteCallPayload(TaskId("t"), FunctionId("f"), Digest("d"), 1, msgspec.Raw(b"[]"))
+    link.send_nowait(encode_message(ExecuteCall(CallId("d"), lonely)))
+    assert sent_by(link) == [
+        ("ExecuteCalls", ["a", "b"]),
+        ("CancelCall", ["b"]),
+        ("ExecuteCall", ["c"]),
+        ("ExecuteCall", ["d"]),
+    ]
+
+
+@pytest.mark.requirement("X34")
+async def test_calls_that_gather_are_refused_when_full_and_gone_when_sealed(link: ExecutorLink) -> None:
+    send_short(link, "a")
+    link.seal()
+    assert not send_short(link, "b")
+    assert sent_by(link) == []
 
 
 async def test_flush_callbacks_come_in_order_after_their_frame(link: ExecutorLink) -> None:

@@ -30,6 +30,7 @@ ALLOWED = {
     "functions": BASE | {"policy", "wire"},
     "scheduler": frozenset({"errors", "ids", "policy"}),
     "sdk": CHILD,
+    "sdk_io": CHILD | {"sdk"},
     "executor": CHILD | {"sdk"},
     "worker": BASE | CHILD | {"scheduler", "executor", "sdk"},
     "dispatch": BASE | {"policy", "functions"},

@@ -111,6 +111,24 @@ StartTimeout = Annotated[
         rich_help_panel=_EXECUTORS,
     ),
 ]
+Audit = Annotated[
+    str | None,
+    typer.Option(
+        "--audit",
+        metavar="POLICY",
+        help="Who may run: allow, ast, 'ast: deny=NAMES allow=NAMES', or 'cmd: PROGRAM'. Default: everything.",
+        rich_help_panel=_EXECUTORS,
+    ),
+]
+AuditLogFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--audit-log",
+        metavar="FILE.jsonl",
+        help="Where each verdict of the policy is noted.",
+        rich_help_panel=_EXECUTORS,
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, Callyard's own as well.")]
 
 
@@ -223,6 +241,8 @@ def run_command(
     ] = None,
     include: Include = None,
     start_timeout: StartTimeout = None,
+    audit: Audit = None,
+    audit_log: AuditLogFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -248,6 +268,8 @@ def run_command(
                 start_timeout_ms=start_timeout,
                 executor_memory_high_watermark=executor_memory,
                 quiet=quiet,
+                audit=audit,
+                audit_log=audit_log,
             ),
             debug=debug,
         )
@@ -269,12 +291,21 @@ def call_command(
     budget: Budget = None,
     include: Include = None,
     start_timeout: StartTimeout = None,
+    audit: Audit = None,
+    audit_log: AuditLogFile = None,
     debug: Debug = False,
 ) -> None:
     """Run one call and print its value as JSON."""
     from callyard.cli.call import call_once
 
-    setup = _setup(include, executor_count=1, spare_executors=0, start_timeout_ms=start_timeout)
+    setup = _setup(
+        include,
+        executor_count=1,
+        spare_executors=0,
+        start_timeout_ms=start_timeout,
+        audit=audit,
+        audit_log=audit_log,
+    )
     _guard(
         lambda screen: call_once(target, arguments or [], json_arguments, budget, setup, screen),
         debug=debug,
@@ -287,18 +318,34 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, with JSON Schemas, as one JSON object.")] = False,
     include: Include = None,
     start_timeout: StartTimeout = None,
+    audit: Audit = None,
+    audit_log: AuditLogFile = None,
     debug: Debug = False,
 ) -> None:
     """List a file's functions: names, signatures, promises."""
     from callyard.cli.listing import list_functions
 
-    setup = _setup(include, executor_count=1, spare_executors=0, start_timeout_ms=start_timeout)
+    setup = _setup(
+        include,
+        executor_count=1,
+        spare_executors=0,
+        start_timeout_ms=start_timeout,
+        audit=audit,
+        audit_log=audit_log,
+    )
     _guard(lambda screen: list_functions(target, setup, screen, as_json=as_json), debug=debug)
 
 
-def _setup(include: list[str] | None, *, quiet: bool = False, **settings: Any) -> Setup:
+def _setup(
+    include: list[str] | None,
+    *,
+    quiet: bool = False,
+    audit: str | None = None,
+    audit_log: Path | None = None,
+    **settings: Any,
+) -> Setup:
     given = {name: value for name, value in settings.items() if value is not None}
-    return Setup(include=tuple(include or ()), settings=given, quiet=quiet)
+    return Setup(include=tuple(include or ()), settings=given, quiet=quiet, audit=audit, audit_log=audit_log)
 
 
 def _refuse_both(one: str, has_one: bool, other: str, has_other: bool) -> None:

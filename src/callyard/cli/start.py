@@ -30,6 +30,9 @@ class Setup:
     settings: Mapping[str, Any]
     """Of `WorkerConfig`, over those of the environment."""
     quiet: bool = False
+    audit: str | None = None
+    """A policy in words; see `parse_policy`."""
+    audit_log: Path | None = None
 
 
 def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: Screen) -> int:
@@ -46,7 +49,13 @@ def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: 
 async def started_worker(path: Path, setup: Setup, screen: Screen) -> AsyncIterator[Worker]:
     """A worker on a file. Raises UsageError when the file, or a setting, is wrong."""
     config = WorkerConfig.from_environment(os.environ, **setup.settings)
-    worker = Worker(Registry.for_target(path, include=setup.include), config=config, on_output=screen.say_output)
+    worker = Worker(
+        Registry.for_target(path, include=setup.include),
+        config=config,
+        on_output=screen.say_output,
+        audit=setup.audit,
+        audit_log=setup.audit_log,
+    )
     slow = None if setup.quiet else asyncio.ensure_future(_say_slow_start(screen, path, config))
     try:
         await worker.start()

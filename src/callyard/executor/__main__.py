@@ -66,7 +66,9 @@ def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> N
     lifeline = Lifeline()
     if options.socket_fd >= 0 or peer_is_parent(sock):
         lifeline.tie_to(parent_pid)
-    hub.streams = keep_streams_open()
+    streams = keep_streams_open()
+    hub.streams = [*streams]
+    hub.teller.watch_streams(streams)
     guards.install(link.fd)
     own_pid = os.getpid()
 

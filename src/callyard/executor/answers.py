@@ -9,7 +9,7 @@ from callyard.executor import budget
 from callyard.executor.budget import Stop
 from callyard.executor.contexts import Call
 from callyard.executor.failures import MESSAGE_CHARACTERS_MAX, Fault, cut_text
-from callyard.executor.link import Link
+from callyard.executor.link import SETTLED_BYTES_MAX, Link
 from callyard.ids import CallId
 from callyard.wire.codec import encode_message
 from callyard.wire.frames import FRAME_BYTES_MAX
@@ -20,6 +20,7 @@ from callyard.wire.messages import (
     CallFailed,
     CallFailedPayload,
     ExecuteCallPayload,
+    SettledCall,
     Timing,
 )
 
@@ -27,7 +28,16 @@ NO_TIMING: Final = Timing()
 
 
 def put_completed(link: Link, call: Call, used_ns: int) -> None:
-    """Answer with the call's output, or with a failure when no frame can hold it."""
+    """Answer with the call's output, or with a failure when no frame can hold it.
+
+    Short ends of calls that came together leave together (X94). One without a promise is not held back with others.
+    """
+    payload = call.payload
+    if call.batched and call.notes is None and len(call.output) <= SETTLED_BYTES_MAX:
+        used_ms = used_ns // 1_000_000
+        end = SettledCall(call.call_id, payload.attempt_seq, call.output, None, used_ms, _timing(call, used_ns))
+        link.put_settled(end, call.slot)
+        return
     message = CallCompleted(
         call.call_id,
         CallCompletedPayload(

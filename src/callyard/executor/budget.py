@@ -21,6 +21,7 @@ import msgspec
 
 from callyard.errors import ErrorKind
 from callyard.executor.contexts import LOOK, QUARANTINE, invoke, this_greenlet
+from callyard.executor.guards import KeptOpen
 
 if TYPE_CHECKING:
     from callyard.executor.hub import Hub
@@ -30,9 +31,10 @@ RAISES_MAX: Final = 3
 """Interruptions that user code may swallow before it is quarantined."""
 RAISE_AGAIN_NS: Final = 10_000_000
 ENGINE_AGAIN_NS: Final = 1_000_000
-_INVOKE: Final = invoke.__code__
-ENGINE_FILES: Final = os.path.dirname(os.path.dirname(_INVOKE.co_filename)) + os.sep
+ENGINE_FILES: Final = os.path.dirname(os.path.dirname(invoke.__code__.co_filename)) + os.sep
 """Code below this folder is never interrupted, and never shown in a stack."""
+_OPEN_TO_INTERRUPTION: Final = frozenset({invoke.__code__, KeptOpen.write.__code__})
+"""The engine's own frames that may be the innermost of user code: a target written in C, and endless printing."""
 TELLING_FILES: Final = ("traceback.py", "linecache.py", "tokenize.py")
 """Modules of the standard library that describe a failure in the user's greenlet: not interrupted either."""
 
@@ -150,7 +152,7 @@ class Alarm:
         if frame is None:
             return False
         code = frame.f_code
-        return code.co_filename.startswith(self.engine_files) and code is not _INVOKE
+        return code.co_filename.startswith(self.engine_files) and code not in _OPEN_TO_INTERRUPTION
 
 
 _set_handler: Final = signal.signal

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from callyard.errors import ErrorKind, Outcome
+from callyard.errors import ErrorKind, Outcome, UsageError
 from callyard.executor import failures
 from callyard.executor.failures import Fault
+from callyard.functions.function import Function
 from callyard.ids import Digest
 from callyard.wire.messages import DescribedFunction, WireError
 
 if TYPE_CHECKING:
     from callyard.functions.loading import LoadedBundle
+    from callyard.functions.outgoing import Outgoing
     from callyard.functions.signature import Invocable
 
 
@@ -35,7 +37,10 @@ class Code:
         self.error: WireError | None = None
         self._with_locals = with_locals
         self._bundle: LoadedBundle | None = None
+        self._module = module
         self._invocables: dict[str, Invocable] = {}
+        self._outgoing: dict[str | int, Outgoing] = {}
+        """By name, or by `id()` of a plain function of the bundle, which lives as long as it."""
         self._load(path, module)
 
     @property
@@ -83,16 +88,40 @@ class Code:
         self._invocables[entry_selector] = found
         return found
 
+    def outgoing(self, function: object) -> Outgoing:
+        """How user code calls `function`: a function of the bundle, or a name.
+
+        Raises `UsageError` for a function that is not the bundle's to call, `NotUsable` for one that JSON cannot reach.
+        """
+        bundle = self._bundle
+        assert bundle is not None, "user code runs, so it was loaded"
+        plain = function.target if isinstance(function, Function) else function
+        key = plain if isinstance(plain, str) else id(plain)
+        found = self._outgoing.get(key)
+        return found if found is not None else self._make_outgoing(key, function, bundle)
+
+    def _make_outgoing(self, key: str | int, function: object, bundle: LoadedBundle) -> Outgoing:
+        from callyard.functions.outgoing import Outgoing, describe_stranger
+
+        name = function if isinstance(function, str) else bundle.find_name(function)
+        if name is None:
+            raise UsageError(describe_stranger(function, self._module, bundle.names()))
+        if name not in bundle.names():  # the worker's to refuse: its view of the bundle is the one that counts (X84)
+            return Outgoing(name, None, typed=False)
+        invocable = self.find(f"{self._module}:{name}")
+        found = self._outgoing[key] = Outgoing(name, invocable, typed=not isinstance(function, str))
+        return found
+
     def _load_fault(self) -> Fault:
         assert self.error is not None
         return failures.fault_of(self.error)
 
     # --- what went wrong in a call --------------------------------------------------------------------------------
 
-    def describe(self, error: BaseException) -> Fault:
+    def describe(self, error: BaseException, *, idempotent: bool = False) -> Fault:
         """What an exception of the user's says; one that cannot be looked at is told by its type alone (X57)."""
         try:
-            return failures.describe(error, root=self.path, with_locals=self._with_locals)
+            return failures.describe(error, root=self.path, with_locals=self._with_locals, idempotent=idempotent)
         except BaseException as second:  # noqa: BLE001 - `__class__`, `__getattribute__` and the like are user code
             return failures.describe_unreadable(error, second)
 

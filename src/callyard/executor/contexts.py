@@ -57,6 +57,7 @@ class Call:
     """One call in this process, from its ExecuteCall to its terminal frame. Times are nanoseconds."""
 
     __slots__ = (
+        "batched",
         "begun",
         "begun_ns",
         "budget_ns",
@@ -89,6 +90,8 @@ class Call:
         self.received_ns = received_ns
         self.budget_ns = payload.call_budget_ms * 1_000_000
         self.begun = False
+        self.batched = False
+        """It came with others, and its end may leave with theirs."""
         self.over = False
         """Answered: nothing of it may run any more."""
         self.slice_ns = 0
@@ -96,7 +99,7 @@ class Call:
         self.run_ns = 0
         """Running time of its finished slices."""
         self.wait_ns = 0
-        """Sleep that is charged to it."""
+        """What is charged to it beside its own running: sleep, and what its requests used."""
         self.queued_ns = 0
         """Time in which it could have run, but others did."""
         self.stop: Stop | None = None
@@ -120,13 +123,16 @@ class Call:
     invocable: Invocable
 
     def used_ns(self, now: int, busy_ns: int) -> int:
-        """Budget used so far: running and sleeping, not waiting for a turn. `busy_ns`: the hub's.
+        """Budget used so far: running, sleeping, what requests used; not waiting for a turn. `busy_ns`: the hub's.
 
         A call with tasks waits in ways that the hub does not see: it is charged for all its time but that in which
-        others ran.
+        others ran, or in which it only waited while a request was open.
         """
-        if self.family is not None:
-            return now - self.begun_ns - (busy_ns - self.family.busy_before_ns - self.run_ns)
+        family = self.family
+        if family is not None:
+            running_ns = now - self.slice_ns if self.slice_ns else 0
+            others_ns = busy_ns - family.busy_before_ns - self.run_ns
+            return now - self.begun_ns - others_ns - family.free_ns(now, busy_ns + running_ns) + self.wait_ns
         return self.run_ns + self.wait_ns + (now - self.slice_ns if self.slice_ns else 0)
 
     def note(self, text: str) -> None:
@@ -155,7 +161,7 @@ class Call:
                 self.family.coroutine = value
                 value = drive(value)
         except BaseException as error:  # noqa: BLE001
-            self.fault = code.describe(error)
+            self.fault = code.describe(error, idempotent=payload.promises.idempotent)
             return
         try:
             self.output = Raw(invocable.encode(value))

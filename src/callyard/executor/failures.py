@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from callyard.errors import ErrorKind, Outcome, ToolError, TransientError
+from callyard.errors import CallError, ErrorKind, Outcome, ToolError, TransientError
 from callyard.executor.budget import ENGINE_FILES, CallInterrupted
 from callyard.wire.messages import WireError
 
@@ -51,8 +51,8 @@ def fault_of(error: WireError) -> Fault:
     return Fault(error.kind, error.message, Outcome.NOT_RUN, error.details)
 
 
-def describe(error: BaseException, *, root: str, with_locals: bool) -> Fault:
-    """What the user's function raised. `root` is the bundle's folder."""
+def describe(error: BaseException, *, root: str, with_locals: bool, idempotent: bool = False) -> Fault:
+    """What the user's function raised. `root` is the bundle's folder, `idempotent` the function's promise."""
     details: dict[str, Any] = {}
     text = text_of(error)
     named = name_of(error) + (f": {text}" if text else "")
@@ -64,6 +64,10 @@ def describe(error: BaseException, *, root: str, with_locals: bool) -> Fault:
         kind, message = ErrorKind.TOOL_ERROR, text or named
     elif isinstance(error, MemoryError):
         kind, message = ErrorKind.RESOURCE_LIMIT, named
+    elif isinstance(error, CallError):
+        kind, message = _kind_for_parent(error, idempotent=idempotent), named
+        failure = error.failure
+        details["cause"] = {"kind": failure.kind, "message": failure.message, "details": dict(failure.details)}
     else:
         kind, message = ErrorKind.INTERNAL, named
     if isinstance(error, SystemExit):
@@ -75,6 +79,17 @@ def describe(error: BaseException, *, root: str, with_locals: bool) -> Fault:
         stack=stack_of(error, root),
         local_variables=locals_of(error.__traceback__, root) if with_locals else {},
     )
+
+
+def _kind_for_parent(error: CallError, *, idempotent: bool) -> ErrorKind:
+    """Of a call that did not catch the failure of a subcall, or of a request.
+
+    A subfunction's own answer stays one. What may be tried again may be tried with the parent, if that is safe to run
+    again itself: whatever it did before is then done again.
+    """
+    if error.kind is ErrorKind.TOOL_ERROR:
+        return ErrorKind.TOOL_ERROR
+    return ErrorKind.TRANSIENT if idempotent and error.failure.retryable else ErrorKind.INTERNAL
 
 
 def describe_unreadable(error: BaseException, second: BaseException) -> Fault:

@@ -311,6 +311,15 @@ def _replace(module: Any, name: str, wrapper: Callable[..., Any]) -> None:
 class KeptOpen(io.TextIOWrapper):
     """A standard stream that user code cannot close for its neighbours."""
 
+    on_write: Callable[[str], None] | None = None
+    """Told what is written."""
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if self.on_write is not None:
+            self.on_write(text)
+        return count
+
     def close(self) -> None:
         self.flush()
 
@@ -328,9 +337,9 @@ class KeptOpenBuffer(io.BufferedWriter):
         raise io.UnsupportedOperation("a standard stream of the executor keeps its descriptor")
 
 
-def keep_streams_open() -> list[TextIO]:
+def keep_streams_open() -> list[KeptOpen]:
     """Make stdout and stderr line buffered and proof against `close()`. Protocol bytes never go there."""
-    kept: list[TextIO] = []
+    kept: list[KeptOpen] = []
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old: TextIO | None = getattr(sys, name)
         if old is None:  # started with the descriptor closed

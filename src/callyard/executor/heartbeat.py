@@ -158,6 +158,9 @@ class Watch:
         """The hub is where it was 20 ms ago: inside user code."""
         self._check_gone()
         self._link.flush_late()
+        now = monotonic_ns()
+        if self._hub.teller.due_ns <= now:
+            self._hub.teller.send_due(now)
         if self._link.has_cancel() and not self._hub.alarm_is_taken:
             self._hub.alarm.look_wanted = True
             signal.pthread_kill(self._main_thread, signal.SIGALRM)

@@ -24,10 +24,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
 from callyard import sdk
-from callyard.errors import ErrorKind
+from callyard.errors import ErrorKind, Outcome
 from callyard.executor import answers, budget, failures, nested_loops
 from callyard.executor.binding import Binding, CodePlace, CodeRefused
-from callyard.executor.budget import RAISE_AGAIN_NS, RAISES_MAX, Alarm, Stop
+from callyard.executor.budget import NEVER, RAISE_AGAIN_NS, RAISES_MAX, Alarm, Stop
+from callyard.executor.capture import Teller
 from callyard.executor.code import Code, NotUsable
 from callyard.executor.contexts import (
     FINISHED,
@@ -45,6 +46,8 @@ from callyard.executor.heartbeat import Watch
 from callyard.executor.lifeline import flush_each, flush_streams
 from callyard.executor.link import Link
 from callyard.executor.marks import NO_SLOT, Marks
+from callyard.executor.requests import Requests
+from callyard.executor.seats import Seats
 from callyard.executor.threads import ThreadWatch, count_threads
 from callyard.ids import CallId, Digest
 from callyard.wire.codec import UnknownMessage
@@ -70,6 +73,7 @@ READ_AGAIN_NS: Final = 1_000_000
 TURN_NS: Final = 10_000_000
 """How long one turn of the pump may keep an event loop from its own work."""
 DROPPED_KINDS_MAX: Final = 100
+NO_PARENT: Final = CallId("")
 STOPS: Final = {
     CancelReason.CANCELLED: budget.CANCELLED,
     CancelReason.DEADLINE: budget.DEADLINE,
@@ -104,6 +108,9 @@ class Hub:
         self._guards = guards
         guards.release_timer = self.alarm.disarm
         self.threads = ThreadWatch()
+        self.requests: Final = Requests(self, link)
+        self.teller: Final = Teller(link)
+        self._seats: Final = Seats(marks.slot_count - max_inflight - 1)  # one for the subcall that is just ending
         self._max_inflight = max_inflight
         self._with_locals = with_locals
         self._calls: dict[CallId, Call] = {}
@@ -148,7 +155,16 @@ class Hub:
 
     @property
     def available_contexts(self) -> int:
-        return 0 if self.draining else max(0, self._max_inflight - len(self._calls))
+        """Room for root calls."""
+        root_count = len(self._calls) - len(self._seats.calls)
+        return 0 if self.draining else max(0, self._max_inflight - root_count)
+
+    @property
+    def code(self) -> Code:
+        """The bundle's, of whose functions one is running."""
+        code = self._binding.code
+        assert code is not None
+        return code
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +172,7 @@ class Hub:
         """Serve until the link ends. Raises `LinkClosed` and `ProtocolError`, never returns otherwise."""
         while self.loop is None:
             idle = not self._ready and not self._later
-            wake_ns = self.turn(block=idle and not self._sleepers)
+            wake_ns = self.turn(block=idle and not self._sleepers and self.teller.due_ns == NEVER)
             if wake_ns is not None and not self._later:
                 wait_ns = wake_ns - monotonic_ns()
                 if wait_ns > 0:
@@ -185,7 +201,12 @@ class Hub:
         self._link.flush()
         if more:
             return now
-        return self._sleepers[0][0] if self._sleepers else None
+        wake_ns = self._sleepers[0][0] if self._sleepers else None
+        if self.teller.due_ns == NEVER:
+            return wake_ns
+        if self.teller.due_ns <= self.active_ns:
+            self.teller.send_due(self.active_ns)
+        return self.teller.due_ns if wake_ns is None else min(wake_ns, self.teller.due_ns)
 
     def _run_ready(self, until_ns: int | None) -> bool:
         ready = self._ready
@@ -224,8 +245,9 @@ class Hub:
             return
         match message:
             case ExecuteCalls():
+                idempotent = message.payload.promises.idempotent
                 for one in message.payload.calls:
-                    self._receive(one.call_id, expand(message.payload, one))
+                    self._receive(one.call_id, expand(message.payload, one), batched=idempotent)
             case CancelCall():
                 self._cancel(message)
             case ResumeCall():
@@ -243,25 +265,60 @@ class Hub:
         if what in self.dropped or len(self.dropped) < DROPPED_KINDS_MAX:
             self.dropped[what] = self.dropped.get(what, 0) + 1
 
-    def _receive(self, call_id: CallId, payload: ExecuteCallPayload) -> None:
+    def _receive(self, call_id: CallId, payload: ExecuteCallPayload, *, batched: bool = False) -> None:
         """Take a call in, or hand it back as `recalled`: the worker then sends it elsewhere, at no cost to it."""
         if call_id in self._calls:
             self._drop("ExecuteCall of a call that is here")
             return
+        if payload.parent_call_id:
+            self._receive_subcall(call_id, payload)
+            return
         slot = None
-        if not self.draining and len(self._calls) < self._max_inflight:
+        if not self.draining and len(self._calls) - len(self._seats.calls) < self._max_inflight:
             slot = self._marks.take()
-            if slot is None:  # results in the buffer hold some
-                self._link.flush()
-                slot = self._marks.take()
+            if slot is None:
+                slot = self._take_slot()
         if slot is None:
             answers.put_recalled(self._link, call_id, payload, NO_SLOT)
             return
         call = self._calls[call_id] = Call(call_id, payload, slot, self._read_ns)
+        call.batched = batched
         code = self._binding.code
         if code is not None and code.digest == payload.function_code_digest:
             self._ready.append(call)
+        else:
+            self._await_code(call)
+
+    def _take_slot(self) -> int | None:
+        slot = self._marks.take()
+        if slot is None:  # results in the buffer hold some
+            self._link.flush()
+            slot = self._marks.take()
+        return slot
+
+    def _receive_subcall(self, call_id: CallId, payload: ExecuteCallPayload) -> None:
+        """Never handed back while its parent is here, not even by a process that drains: the parent waits for it."""
+        if self.draining and payload.parent_call_id not in self._calls:
+            answers.put_recalled(self._link, call_id, payload, NO_SLOT)
             return
+        call = self._calls[call_id] = Call(call_id, payload, NO_SLOT, self._read_ns)
+        if self._seats.admit(call):
+            self._seat(call)
+        elif self._seats.is_too_small:
+            text = f"no room for subcalls: the begun-mark page has {self._marks.slot_count} slots"
+            self._fail(call, Fault(ErrorKind.INTERNAL, text, Outcome.NOT_RUN))
+
+    def _seat(self, call: Call) -> None:
+        slot = self._take_slot()
+        assert slot is not None, "a seat is a slot"
+        call.slot = slot
+        code = self._binding.code
+        if code is not None and code.digest == call.payload.function_code_digest:
+            self._ready.append(call)
+        else:
+            self._await_code(call)
+
+    def _await_code(self, call: Call) -> None:
         fault = self._binding.admit(call)
         if fault is not None:
             self._fail(call, fault)
@@ -280,7 +337,7 @@ class Hub:
     def _resume_call(self, message: ResumeCall) -> None:
         if self._binding.takes_answer(message):
             self._later.append(lambda: self._take_code(message))
-        else:
+        elif not self.requests.answer(message):
             self._drop(f"ResumeCall of {message.payload.resume_kind}")
 
     # --- code -----------------------------------------------------------------------------------------------------
@@ -309,6 +366,7 @@ class Hub:
                 end_child(None)
         self._variables = contextvars.copy_context()
         self.threads.start()
+        self.teller.watch_logging()
         self.alarm.install()
         self.active_ns = monotonic_ns()
         if code.has_async:
@@ -414,6 +472,7 @@ class Hub:
 
     def _press(self, context: Context) -> None:
         """Its call is to stop, and went to sleep all the same."""
+        self.requests.take_context(context.call)
         self._end_sleep(context, monotonic_ns())
         if context.call.raises >= RAISES_MAX:
             self.quarantine(context.call, [context])
@@ -468,9 +527,24 @@ class Hub:
                 call.stop = budget.BUDGET
             self._ready.append(context)
 
+    def wake(self, context: Context) -> None:
+        """All that its call waited for is answered; it may have used up the budget."""
+        now = monotonic_ns()
+        self._end_sleep(context, now)
+        call = context.call
+        if call.budget_ns and call.stop is None and call.used_ns(now, self.busy_ns) >= call.budget_ns:
+            call.stop = budget.BUDGET
+        self._ready.append(context)
+
+    def busy_at(self, now: int) -> int:
+        """Running time of all slices, the present one included."""
+        context = self.running
+        return self.busy_ns + (now - context.call.slice_ns if context is not None else 0)
+
     def _end_sleep(self, context: Context, until_ns: int) -> None:
-        context.sleep_number = 0
-        context.call.wait_ns += max(0, until_ns - context.sleep_from_ns)
+        if context.sleep_number:  # else it waited for requests, whose answers say what they cost
+            context.sleep_number = 0
+            context.call.wait_ns += max(0, until_ns - context.sleep_from_ns)
         context.sleep_from_ns = until_ns  # from now on it waits for its turn
         self.sleeping_count -= 1
 
@@ -488,7 +562,7 @@ class Hub:
             assert self.loop is not None
             self.loop.press(call, later=call.raises > 0)
             return
-        context = self._sleeping_context(call)
+        context = self._sleeping_context(call) or self.requests.take_context(call)
         if context is not None:
             self._end_sleep(context, monotonic_ns())
             self._ready.appendleft(context)
@@ -516,7 +590,7 @@ class Hub:
             return
         self.draining = reason
         for call in list(self._calls.values()):
-            if not call.begun:
+            if not call.begun and call.payload.parent_call_id not in self._calls:
                 self._recall(call)
         self._link.flush()
         self.watch.beat()
@@ -536,6 +610,8 @@ class Hub:
         if call.threads is not None or call.jobs is not None:
             self._tell_threads(call)
         self._close(call)
+        if self.teller.calls:
+            self.teller.end(call)
         if call.stop is not None:
             answers.put_failed(self._link, call, answers.stopped(call, call.stop, used_ns), used_ns)
         elif call.fault is not None:
@@ -560,6 +636,12 @@ class Hub:
         if call.family is not None and self.loop is not None:
             self.loop.forget(call)
         del self._calls[call.call_id]
+        if self.requests.by_call and call in self.requests.by_call:
+            self.requests.forget(call)
+        if self._seats.calls and call in self._seats.calls:
+            freed = self._seats.leave(call)
+            if freed is not None:
+                self._seat(freed)
 
     def _tell_threads(self, call: Call) -> None:
         left = self.threads.left_by(call)
@@ -574,25 +656,28 @@ class Hub:
         """In the child: it must neither speak for us nor mark our page."""
         self._link.close_in_child(self._guards.close)
         self._marks.close()
+        self.teller.close_in_child()
         sdk.set_runtime(None)
 
 
 def expand(shared: ExecuteCallsPayload, one: BatchedCall) -> ExecuteCallPayload:
     """One call of an ExecuteCalls, as if it had come alone."""
-    return ExecuteCallPayload(
-        task_id=shared.task_id,
-        function_id=shared.function_id,
-        function_code_digest=shared.function_code_digest,
-        attempt_seq=one.attempt_seq,
-        args=one.args,
-        call_number=one.call_number,
-        row=shared.row,
-        strings=shared.strings,
-        entry_selector=shared.entry_selector,
-        call_budget_ms=shared.call_budget_ms,
-        audit=shared.audit,
-        promises=shared.promises,
-        context=one.context,
+    return ExecuteCallPayload(  # by position: this runs for every call
+        shared.task_id,
+        shared.function_id,
+        shared.function_code_digest,
+        one.attempt_seq,
+        one.args,
+        one.call_number,
+        shared.row,
+        shared.strings,
+        shared.entry_selector,
+        NO_PARENT,
+        shared.call_budget_ms,
+        shared.audit,
+        shared.promises,
+        one.context,
+        shared.events,
     )
 
 

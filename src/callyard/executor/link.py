@@ -14,18 +14,29 @@ import os
 import select
 from collections import deque
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Final
 
 from callyard.executor.marks import NO_SLOT, Marks
 from callyard.ids import RequestId
-from callyard.wire.codec import UnknownMessage, decode_worker_message
+from callyard.wire.codec import UnknownMessage, decode_worker_message, encode_message
 from callyard.wire.frames import FrameReader
-from callyard.wire.messages import ResumeCall, WorkerMessage
+from callyard.wire.messages import (
+    EXECUTE_CALLS_MAX,
+    CallsSettled,
+    CallsSettledPayload,
+    ResumeCall,
+    SettledCall,
+    WorkerMessage,
+)
 
 READ_BYTES: Final = 64 * 1024
 PEEK_BYTES: Final = 64 * 1024
+POLL_NS: Final = 150_000
 FLUSH_BYTES: Final = 64 * 1024
 FLUSH_FRAMES: Final = 64
+SETTLED_BYTES_MAX: Final = 8 * 1024
+"""A larger output travels in a frame of its own."""
 _GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 _CANCEL_TAG: Final = b'"CancelCall"'
 
@@ -52,7 +63,11 @@ class Link:
         self._sock = sock
         self._marks = marks
         self._reader = FrameReader("worker")
+        self._waits_are_short = False
+        """The last wait for input took less than `POLL_NS`."""
         self._frames: deque[tuple[bytes, int]] = deque()
+        self._settled: deque[tuple[SettledCall, int]] = deque()
+        """Ends that leave together, in one frame (X94)."""
         self._buffered_bytes = 0
         self._readable = select.poll()
         self._readable.register(self.fd, select.POLLIN)
@@ -72,6 +87,9 @@ class Link:
         """
         messages: list[WorkerMessage | UnknownMessage] = []
         flags = 0 if block else _socket.MSG_DONTWAIT
+        started_ns = monotonic_ns() if block else 0
+        if block and self._waits_are_short:
+            self._poll_until(started_ns + POLL_NS)
         while True:
             try:
                 data = self._sock.recv(READ_BYTES, flags)
@@ -81,6 +99,9 @@ class Link:
                 raise _closed(error) from error
             if not data:
                 raise LinkClosed("the worker closed the link", clean=True)
+            if started_ns:
+                self._waits_are_short = monotonic_ns() - started_ns < POLL_NS
+                started_ns = 0
             for body in self._reader.feed(data):
                 message, sidecar = decode_worker_message(body)
                 messages.append(message)
@@ -90,6 +111,16 @@ class Link:
                 return messages
             flags = _socket.MSG_DONTWAIT
 
+    def _poll_until(self, until_ns: int) -> None:
+        """Look for input again and again, giving way to whoever else wants this CPU.
+
+        To wake a sleeping CPU takes longer than many a call: where one call follows the other, this is the larger part
+        of a call's time. Where they do not, nothing is polled: only after a wait that was short itself.
+        """
+        poll = self._readable.poll
+        while not poll(0) and monotonic_ns() < until_ns:
+            os.sched_yield()
+
     # --- out ------------------------------------------------------------------------------------------------------
 
     def put(self, frame: bytes, slot: int = NO_SLOT) -> None:
@@ -97,6 +128,13 @@ class Link:
         self._frames.append((frame, slot))
         self._buffered_bytes += len(frame)
         if self._buffered_bytes > FLUSH_BYTES or len(self._frames) >= FLUSH_FRAMES:
+            self.flush()
+
+    def put_settled(self, end: SettledCall, slot: int) -> None:
+        """Collect the end of a call for the frame that the next flush makes of all of them. The hub's thread only."""
+        self._settled.append((end, slot))
+        self._buffered_bytes += len(end.output)
+        if self._buffered_bytes > FLUSH_BYTES or len(self._settled) >= EXECUTE_CALLS_MAX:
             self.flush()
 
     def flush(self) -> None:
@@ -118,8 +156,8 @@ class Link:
         self._send(frame)
 
     def _send_collected(self) -> None:
-        frames = self._frames
-        if not frames:
+        frames, settled = self._frames, self._settled
+        if not (frames or settled):
             return
         self._buffered_bytes = 0
         parts: list[bytes] = []
@@ -129,6 +167,13 @@ class Link:
             parts.append(frame)
             if slot != NO_SLOT:
                 slots.append(slot)
+        if settled:
+            ends: list[SettledCall] = []
+            while settled:
+                end, slot = settled.popleft()
+                ends.append(end)
+                slots.append(slot)
+            parts.append(encode_message(CallsSettled(CallsSettledPayload(ends))))
         self._send(parts[0] if len(parts) == 1 else b"".join(parts))
         if slots:
             self._marks.give_back(slots)
@@ -162,6 +207,7 @@ class Link:
     def close_in_child(self, close: Callable[[int], None]) -> None:
         """Close the descriptor by `close` (the real `os.close`): the link is the parent's alone."""
         self._frames.clear()
+        self._settled.clear()
         close(self._sock.detach())
 
 

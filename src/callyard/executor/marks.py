@@ -20,6 +20,9 @@ NO_SLOT = -1
 class Marks:
     """No page: every call has `NO_SLOT` and nothing is written."""
 
+    slot_count = 1 << 31
+    """Most calls that can be here at once."""
+
     def take(self) -> int | None:
         """A free slot; None: there is none."""
         return NO_SLOT
@@ -48,7 +51,8 @@ class MarkPage(Marks):
         except OSError as error:
             raise UsageError(f"--mark-fd {fd}: {error}") from error
         self._page = memoryview(self._map).cast("Q")
-        self._free = list(range(size // MARK_BYTES - 1, -1, -1))
+        self.slot_count = size // MARK_BYTES
+        self._free = list(range(self.slot_count - 1, -1, -1))
 
     def take(self) -> int | None:
         return self._free.pop() if self._free else None

@@ -43,7 +43,18 @@ _set_running_loop: Final = asyncio._set_running_loop
 class Family:
     """The tasks of one async call."""
 
-    __slots__ = ("busy_before_ns", "children", "closing", "coroutine", "press_ns", "presses", "root", "waiting")
+    __slots__ = (
+        "busy_before_ns",
+        "children",
+        "closing",
+        "coroutine",
+        "free_before_ns",
+        "free_since",
+        "press_ns",
+        "presses",
+        "root",
+        "waiting",
+    )
 
     def __init__(self, root: Steps) -> None:
         self.root: Steps | None = root
@@ -61,6 +72,26 @@ class Family:
         self.press_ns = 0
         """When a stopping call is next cancelled, or a closing one given up."""
         self.presses = 0
+        self.free_before_ns = 0
+        """Waiting that was not charged: while requests were open, and nothing ran."""
+        self.free_since: tuple[int, int] | None = None
+        """When the first of the requests that are open now was opened, and the hub's running time then."""
+
+    def begin_free(self, now: int, busy_ns: int) -> None:
+        """The call waits for a request. `busy_ns`: the hub's, the present slice included."""
+        self.free_since = (now, busy_ns)
+
+    def end_free(self, now: int, busy_ns: int) -> None:
+        """It waits for none any more."""
+        self.free_before_ns = self.free_ns(now, busy_ns)
+        self.free_since = None
+
+    def free_ns(self, now: int, busy_ns: int) -> int:
+        """Time that it has not to pay for, since it only waited for requests: they pay their own way."""
+        if self.free_since is None:
+            return self.free_before_ns
+        since_ns, busy_before_ns = self.free_since
+        return self.free_before_ns + max(0, now - since_ns - (busy_ns - busy_before_ns))
 
 
 class Steps(Coroutine[Any, Any, Any]):
@@ -386,7 +417,20 @@ class Loop:
         finally:
             timer.cancel()
 
+    def make_future(self) -> asyncio.Future[None]:
+        return self._aio_loop.create_future()
+
     # --- stopping -------------------------------------------------------------------------------------------------
+
+    def charged(self, call: Call) -> None:
+        """It has been charged for what a request used, or pays for its waiting again."""
+        if call.stop is not None or not call.budget_ns:
+            return
+        now = monotonic_ns()
+        left_ns = call.budget_ns - call.used_ns(now, self.hub.busy_ns)
+        family = call.family
+        if left_ns <= 0 or (family is not None and family.free_since is None):
+            self._due(now + max(0, left_ns))
 
     def press(self, call: Call, *, later: bool) -> None:
         """Cancel the tasks of a stopping call: at the next turn, or a while after the alarm has interrupted it."""
@@ -410,7 +454,8 @@ class Loop:
             if call.stop is None and call.budget_ns:
                 left_ns = call.budget_ns - call.used_ns(now, self.hub.busy_ns)
                 if left_ns > 0:
-                    due_ns = min(due_ns, now + left_ns)
+                    if family.free_since is None:  # else its answer looks again
+                        due_ns = min(due_ns, now + left_ns)
                 else:
                     call.stop = budget.BUDGET
                     family.press_ns = 0

@@ -42,7 +42,7 @@ def list_imports(tree: ast.Module, module: str, *, is_package: bool) -> Iterator
             for alias in node.names:
                 yield Import(alias.name)
         elif isinstance(node, ast.ImportFrom):
-            base = _resolve(package, node.level, node.module)
+            base = resolve_import(package, node.level, node.module)
             if base:
                 yield Import(base, tuple(alias.name for alias in node.names))
 
@@ -76,7 +76,7 @@ def _yields(nodes: Iterable[ast.AST]) -> bool:
     return False
 
 
-def _resolve(package: str, level: int, module: str | None) -> str:
+def resolve_import(package: str, level: int, module: str | None) -> str:
     """The absolute name; empty: a relative import that leaves its package, which fails when it is run."""
     if level == 0:
         return module or ""

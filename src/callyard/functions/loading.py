@@ -79,6 +79,15 @@ class LoadedBundle:
             found = self._invocables[entry_selector] = self._build(name)
         return found
 
+    def names(self) -> list[str]:
+        """Of the functions that can be called."""
+        return list(self._callables)
+
+    def find_name(self, function: object) -> str | None:
+        """The name by which a function object, declared or plain, can be called; None: it cannot be called here."""
+        plain = function.target if isinstance(function, Function) else function
+        return next((name for name, (target, _) in self._callables.items() if target is plain), None)
+
     def describe(self) -> tuple[list[DescribedFunction], list[str]]:
         """Every function, in the order of the module, and the installed packages that the bundle imports.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Iterator
-from typing import Final
+from pathlib import Path
+from typing import Final, Self
 
 import msgspec
 
@@ -53,23 +54,42 @@ class UnknownFunction(UsageError, KeyError):
 class Registry:
     """Functions of one bundle by name, in the order they were added."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(
+        self, bundle: Bundle, *, path: str | os.PathLike[str] | None = None, include: Iterable[str] = ()
+    ) -> None:
+        """`path` and `include`: where the bundle was collected from, so that it can be read again."""
         self.bundle = bundle
+        self.path = None if path is None else Path(path).absolute()
+        self.include = tuple(include)
         self.installed_packages: tuple[str, ...] = ()
         """Distributions outside the bundle that it imports."""
         self.is_described = False
         self._specs: dict[str, FunctionSpec] = {}
 
     @classmethod
-    def for_target(cls, path: str | os.PathLike[str], *, include: Iterable[str] = ()) -> Registry:
+    def for_target(cls, path: str | os.PathLike[str], *, include: Iterable[str] = ()) -> Self:
         """The registry of a Python file, whose functions are known once a worker had it described.
 
         Raises `UsageError` for a file that cannot be a target.
         """
-        return cls(Bundle.collect(path, include))
+        include = tuple(include)
+        return cls(Bundle.collect(path, include), path=path, include=include)
+
+    def read_again(self) -> Registry:
+        """What the files hold now, not described. Reads files: not for an event loop. Raises `UsageError`."""
+        if self.path is None:
+            raise UsageError(f"this registry did not read {self.bundle.name} from a file: there is nothing to reload")
+        return Registry.for_target(self.path, include=self.include)
+
+    def become(self, other: Registry) -> None:
+        """Take the place of this registry's bundle and functions, in one step: everybody who holds it sees them."""
+        self.bundle = other.bundle
+        self.installed_packages = other.installed_packages
+        self.is_described = other.is_described
+        self._specs = dict(other._specs)
 
     @classmethod
-    def from_description(cls, bundle: Bundle, described: DescribedPayload) -> Registry:
+    def from_description(cls, bundle: Bundle, described: DescribedPayload) -> Self:
         """The registry of a bundle that an executor described. Raises as `adopt`."""
         registry = cls(bundle)
         registry.adopt(described)

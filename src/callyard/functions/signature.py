@@ -145,6 +145,11 @@ class Invocable:
         """Whether a row's object is the whole value of its one object parameter."""
         return self._row is not None
 
+    @property
+    def row_parameter(self) -> inspect.Parameter | None:
+        """The object parameter that takes a whole row; None: none does."""
+        return self._row_parameter
+
     def bind(self, args: bytes | msgspec.Raw, *, row: bool = False, strings: bool = False) -> Arguments:
         """Positional and keyword arguments for `target`, from JSON: an object by name, an array by position.
 

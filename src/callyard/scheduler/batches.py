@@ -9,7 +9,7 @@ import msgspec
 
 from callyard.errors import ErrorKind, fail
 from callyard.ids import CallId, TaskId
-from callyard.scheduler.calls import Call, CallResult, NewCall
+from callyard.scheduler.calls import Call, CallResult, FunctionTarget, NewCall, Ties
 from callyard.scheduler.tasks import Batch, Task, TaskPlan
 
 
@@ -33,6 +33,9 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
     calls = batch.calls
     prefix = f"{plan.task_id}-"
     failed = args_bytes = 0
+    known: FunctionTarget | None = None
+    tied = keyed = False
+    budget_ms = 0
     for index, row in enumerate(rows, first_index):
         assert row.index == index, f"row {row.index} of {plan.task_id} at the place of {index}"
         target = row.target
@@ -41,23 +44,33 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
             results.append(CallResult(row.index, None, failure))
             failed += 1
             continue
+        if target is not known:
+            known, keyed = target, is_keyed(plan, target)
+            budget_ms = plan.default_budget_ms if target.budget_ms is None else target.budget_ms
+            tied = keyed or target.exclusive or target.max_concurrency is not None
         results.append(None)
         args_bytes += len(row.args)
-        calls.append(
-            Call(
-                call_id=CallId(f"{prefix}{row.index}"),
-                task=_UNCOMMITTED,
-                batch=batch,
-                index=row.index,
-                target=target,
-                args=row.args,
-                strings=row.strings,
-                max_attempts=plan.max_attempts,
-                budget_ms=plan.default_budget_ms if target.budget_ms is None else target.budget_ms,
-            )
+        call = Call(
+            call_id=CallId(f"{prefix}{index}"),
+            task=_UNCOMMITTED,
+            batch=batch,
+            index=index,
+            target=target,
+            args=row.args,
+            strings=row.strings,
+            max_attempts=plan.max_attempts,
+            budget_ms=budget_ms,
         )
+        if tied:
+            call.ties = Ties(keyed=keyed)
+        calls.append(call)
     batch.remaining = len(calls)
     return PreparedBatch(plan.task_id, batch, failed, args_bytes)
+
+
+def is_keyed(plan: TaskPlan, target: FunctionTarget) -> bool:
+    """Whether results of the function are cached and shared in this task: it takes the promise, or the task's word."""
+    return plan.cache == "all" or (target.pure and plan.cache == "promised")
 
 
 _UNCOMMITTED = Task(plan=TaskPlan(task_id=TaskId("")), ready=deque(), batches={})

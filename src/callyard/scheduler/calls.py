@@ -18,6 +18,8 @@ from callyard.ids import CallId, Digest, FunctionId, RequestId
 
 if TYPE_CHECKING:
     from callyard.scheduler.executors import ExecutorState
+    from callyard.scheduler.flights import Flight
+    from callyard.scheduler.seats import Line, Seat
     from callyard.scheduler.tasks import Batch, Task
 
 
@@ -79,7 +81,19 @@ class FunctionTarget(msgspec.Struct, frozen=True, gc=False):
     entry_selector: str
     idempotent: bool = False
     budget_ms: int | None = None
-    """Running time of one attempt; None: the task's default, 0: unlimited."""
+    """Running time of one attempt; None: the task's default, 0: unlimited. A subcall runs on what it is granted."""
+    pure: bool = False
+    """Same input, same output: its results may be cached and shared, and it may run again."""
+    exclusive: bool = False
+    """A root call of it shares its executor with nothing but its own subcalls (X90)."""
+    max_concurrency: int | None = None
+    """Calls of it that may run at once, over all tasks and executors (X81)."""
+    takes_row: bool = False
+    """It has one object parameter, which takes a whole row: the same object means another thing in a subcall."""
+
+    @property
+    def may_run_again(self) -> bool:
+        return self.idempotent or self.pure
 
 
 class NewCall(msgspec.Struct, frozen=True, gc=False):
@@ -106,6 +120,55 @@ class CallResult(msgspec.Struct, frozen=True, gc=False):
         return self.failure is None
 
 
+class Ties(msgspec.Struct, eq=False):
+    """What ties a call to others: its family, equal calls, a seat. A plain root call has none, and costs nothing here.
+
+    What belongs to one attempt is reset when the call is bound.
+    """
+
+    # --- its family -------------------------------------------------------------------------------------------
+
+    depth: int = 0
+    """Calls above it; a root's is 0."""
+    request_id: RequestId = RequestId("")
+    """The request of its parent that its end answers."""
+    spread: bool = False
+    """Rather on another executor than its parent's (X30)."""
+    orphaned: bool = False
+    """Its parent's attempt is over: nobody waits for its end."""
+    used_ms: int = 0
+    """What it used of its parent's budget, by its terminal frame."""
+    children: dict[CallId, Call] = {}
+    """Subcalls of the current attempt that are not DONE."""
+    charged_ms: int = 0
+    """What requests have used of the current attempt's budget (X65, X85)."""
+    effect_below: bool = False
+    """The current attempt had a call below it dispatched that must not run twice (X64)."""
+    disturbed: bool = False
+    """The current attempt was told what another run of it need not meet: a refusal for where it stands (depth, cycle,
+    budget), or a subcall's crash. How it ends is no answer to its equals."""
+
+    # --- equal calls ------------------------------------------------------------------------------------------
+
+    keyed: bool = False
+    """Its result may be cached and shared."""
+    key: bytes | None = None
+    """Of function, digest and arguments; made when first needed."""
+    flight: Flight | None = None
+    """The equal calls that it leads, or waits among."""
+
+    # --- limits -----------------------------------------------------------------------------------------------
+
+    seat: Seat | None = None
+    """Its own place under `max_concurrency`, or an ancestor's; held while bound."""
+    line: Line | None = None
+    """Set aside here until a seat is free."""
+    called: Line | None = None
+    """A seat of this function is kept for it until its turn comes."""
+    awaits_executor: bool = False
+    """Set aside until an executor is free of other calls (X90)."""
+
+
 class Call(msgspec.Struct, eq=False):
     """The one carrier of a call's state. Only the scheduler changes it."""
 
@@ -130,7 +193,8 @@ class Call(msgspec.Struct, eq=False):
     open_requests: set[RequestId] | None = None
     """Requests the executor waits for; not empty exactly while WAITING."""
     queued: bool = False
-    """In its task's ready queue; a subset of READY (the others wait for a retry timer)."""
+    """In its task's ready queue, or a subcall in its parent's executor's; a subset of READY. The others wait for a
+    retry timer, or are set aside."""
     retry_at_ms: int = 0
     """When a READY call that is not queued may run again."""
     effect_unknown: bool = False
@@ -139,6 +203,9 @@ class Call(msgspec.Struct, eq=False):
     """A CancelCall is out; its terminal frame decides."""
     history: int = 0
     """The last eight triggers, a byte each, newest lowest."""
+    parent: Call | None = None
+    """The call that asked for it; None: a root call."""
+    ties: Ties | None = None
 
     def apply(self, trigger: Trigger) -> None:
         """Move by the table. Raises `InvalidTransition` with the call's history: the caller is our own code."""
@@ -150,6 +217,15 @@ class Call(msgspec.Struct, eq=False):
             )
         self.state = state
         self.history = (self.history << 8 | trigger) & _HISTORY_MASK
+
+    @property
+    def is_set_aside(self) -> bool:
+        """READY, but something else must happen before an executor is looked for."""
+        ties = self.ties
+        if ties is None or self.state is not READY:
+            return False
+        waits = ties.flight is not None and ties.flight.leader is not self
+        return waits or ties.line is not None or ties.awaits_executor
 
     def recent_triggers(self) -> list[str]:
         """Names of the last triggers, oldest first."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from callyard.ids import CallId, ExecutorId, TaskId
+from callyard.errors import CallFailure
+from callyard.ids import CallId, ExecutorId, RequestId, TaskId
 from callyard.scheduler.calls import CallResult, FunctionTarget, StopReason
 
 
@@ -51,6 +52,8 @@ class DispatchCall(Command, frozen=True):
     args: bytes
     strings: bool
     budget_ms: int
+    parent_call_id: CallId = CallId("")
+    """The call that asked for this subcall; empty: a root call."""
 
 
 class ArmCallRetry(Command, frozen=True):
@@ -61,10 +64,24 @@ class ArmCallRetry(Command, frozen=True):
 
 
 class CompleteCallFromCache(Command, frozen=True):
-    """A cached or shared result ended a call without a run."""
+    """A cached or shared result ended a root call without a run."""
 
     call_id: CallId
     task_id: TaskId
+
+
+class ResumeParent(Command, frozen=True):
+    """Answer a call's request with how its subcall ended: send ResumeCall, then CallResumed, or ResumeSendFailed."""
+
+    call_id: CallId
+    """The parent."""
+    executor_id: ExecutorId
+    attempt_seq: int
+    request_id: RequestId
+    output: bytes | None
+    failure: CallFailure | None
+    budget_used_ms: int
+    """What the parent pays; already charged here."""
 
 
 class BatchSettled(Command, frozen=True):
@@ -105,6 +122,7 @@ SchedulerCommand = (
     | DispatchCall
     | ArmCallRetry
     | CompleteCallFromCache
+    | ResumeParent
     | BatchSettled
     | StopCallProduction
     | ConvergeTaskCalls

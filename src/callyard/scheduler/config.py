@@ -18,6 +18,9 @@ class SchedulerConfig:
     refusal_delay_ms_max: int = 1_000
     max_collected_output_bytes: int = 0  # per task, held by the worker; 0: off
     open_requests_max: int = 1_024  # per call
+    max_subcall_depth: int = 8  # calls below a root call
+    cache_entries: int = 65_536  # results cached per task
+    cache_bytes_max: int = 32 * 1024 * 1024  # of them, per task
     batch_max_rows: int = 8_192
     batch_max_args_bytes: int = 32 * 1024 * 1024
 

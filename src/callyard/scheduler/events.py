@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from callyard.errors import ErrorKind, Outcome
+from callyard.errors import CallFailure, ErrorKind, Outcome
 from callyard.ids import CallId, ExecutorId, RequestId, TaskId
-from callyard.scheduler.calls import StopReason
+from callyard.scheduler.calls import FunctionTarget, StopReason
 from callyard.scheduler.executors import ExecutorSnapshot
 
 
@@ -29,6 +29,8 @@ class CallCompleted(Event, frozen=True):
     attempt_seq: int
     output: bytes
     notes: tuple[str, ...] = ()
+    budget_used_ms: int = 0
+    """Running time it was charged with; a subcall's parent pays it."""
 
 
 class AttemptFailed(Event, frozen=True):
@@ -46,6 +48,7 @@ class AttemptFailed(Event, frozen=True):
     stack: str = ""
     local_variables: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
+    budget_used_ms: int = 0
 
 
 class CallRefused(Event, frozen=True):
@@ -67,12 +70,30 @@ class DispatchRejected(Event, frozen=True):
 
 
 class CallSuspended(Event, frozen=True):
-    """CallWaiting of kind io or subcall. `function_code` waits never come here (X40)."""
+    """CallWaiting of kind io. `function_code` waits never come here (X40)."""
 
     executor_id: ExecutorId
     call_id: CallId
     attempt_seq: int
     request_id: RequestId
+
+
+class SubcallRequested(Event, frozen=True):
+    """CallWaiting of kind subcall: it opens the request too. Answered by ResumeParent, now or later."""
+
+    executor_id: ExecutorId
+    call_id: CallId
+    """The parent."""
+    attempt_seq: int
+    request_id: RequestId
+    target: FunctionTarget | None
+    """From the task's pinned view; None: there is no such function."""
+    args: bytes
+    granted_budget_ms: int = 0
+    """0: all that the parent has left."""
+    spread: bool = False
+    failure: CallFailure | None = None
+    """Why there will be no subcall: the parent is resumed with it at once."""
 
 
 class CallResumed(Event, frozen=True):
@@ -81,6 +102,8 @@ class CallResumed(Event, frozen=True):
     call_id: CallId
     attempt_seq: int
     request_id: RequestId
+    budget_used_ms: int = 0
+    """What an IO request used; a subcall's is charged when it ends (ResumeParent), so leave it 0 there."""
 
 
 class ResumeSendFailed(Event, frozen=True):
@@ -158,6 +181,7 @@ SchedulerEvent = (
     | CallRefused
     | DispatchRejected
     | CallSuspended
+    | SubcallRequested
     | CallResumed
     | ResumeSendFailed
     | RetryDue

@@ -10,13 +10,18 @@ order of entry instead of the score, and the first N are scored. Source: call-ex
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from callyard.ids import CallId, Digest, ExecutorId
 from callyard.policy.stall import is_stalled
 from callyard.scheduler.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from callyard.scheduler.calls import Call
 
 
 class ExecutorSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +55,8 @@ class ExecutorState(msgspec.Struct, eq=False):
     """Live reservations: call id to attempt_seq."""
     draining: set[tuple[CallId, int]] = set()
     """Reservations of cancelled attempts, by call id and attempt_seq, that wait for their terminal frame."""
+    draining_subcalls: set[tuple[CallId, int]] = set()
+    """Those among `draining` that hold no root call's context."""
     live_roots: int = 0
     """Root calls among `live`: `local_inflight`."""
     waiting: int = 0
@@ -71,6 +78,16 @@ class ExecutorState(msgspec.Struct, eq=False):
     """Of its entry in the index; older entries are dropped when they surface."""
     touched: bool = False
     """Changed since its last entry."""
+    closed: bool = False
+    """Takes no root call: an exclusive one is there, or will be once it is empty (X90)."""
+    subcalls: deque[Call] = msgspec.field(default_factory=deque)
+    """READY subcalls whose parent runs here; those that ended where they stand are no longer `queued`."""
+    in_ring: bool = False
+    """Has its turn among executors with subcalls to bind."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.live and not self.draining
 
     @property
     def runnable(self) -> int:
@@ -94,7 +111,9 @@ class ExecutorState(msgspec.Struct, eq=False):
         """Contexts for root calls by its last heartbeat, less those that cancelled calls still hold."""
         snapshot = self.snapshot
         total = snapshot.inflight_count + snapshot.available_contexts
-        return (max_inflight if total > max_inflight else total) - len(self.draining)
+        if total > max_inflight:
+            total = max_inflight
+        return total - (len(self.draining) - len(self.draining_subcalls)) if self.draining else total
 
 
 _Score = tuple[int, int, int, ExecutorId]
@@ -103,7 +122,7 @@ _Score = tuple[int, int, int, ExecutorId]
 def is_eligible(ex: ExecutorState, config: SchedulerConfig, digest: Digest, now_ms: int) -> bool:
     """The whole filter of X8, clock included. Also the model that the index is tested against."""
     has_room = score(ex, config) is not None
-    return has_room and (ex.digest is None or ex.digest == digest) and _is_current(ex, now_ms)
+    return has_room and (ex.digest is None or ex.digest == digest) and is_current(ex, now_ms)
 
 
 def score(ex: ExecutorState, config: SchedulerConfig) -> _Score | None:
@@ -114,6 +133,7 @@ def score(ex: ExecutorState, config: SchedulerConfig) -> _Score | None:
     watermark = config.executor_memory_high_watermark
     if (
         ex.sealed
+        or ex.closed
         or headroom <= 0
         or inflight >= config.executor_max_inflight
         or runnable >= config.executor_max_runnable
@@ -123,7 +143,8 @@ def score(ex: ExecutorState, config: SchedulerConfig) -> _Score | None:
     return runnable, inflight, -headroom, ex.executor_id
 
 
-def _is_current(ex: ExecutorState, now_ms: int) -> bool:
+def is_current(ex: ExecutorState, now_ms: int) -> bool:
+    """The part of the filter that depends on the clock."""
     snapshot = ex.snapshot
     timeout = snapshot.heartbeat_timeout_ms
     return (
@@ -191,6 +212,15 @@ class ExecutorIndex:
             return self._select_sampled(digest, now_ms)
         return self._first(digest, now_ms)
 
+    def select_other(self, digest: Digest, now_ms: int, ex: ExecutorState) -> ExecutorState | None:
+        """The usual choice among the others (X30)."""
+        closed, ex.closed = ex.closed, True
+        self.touch(ex)
+        found = self.select(digest, now_ms)
+        ex.closed = closed
+        self.touch(ex)
+        return found
+
     def _first(self, digest: Digest, now_ms: int) -> ExecutorState | None:
         """The eligible executor whose entry is smallest, bound to the bundle or to none."""
         bound = self._peek(digest, now_ms)
@@ -233,7 +263,7 @@ class ExecutorIndex:
             entry = heap[0]
             ex = entry[5]
             if entry[4] == ex.version:
-                if _is_current(ex, now_ms):
+                if is_current(ex, now_ms):
                     return entry
                 if now_ms < ex.blocked_until_ms != ex.wake_at_ms:
                     ex.wake_at_ms = ex.blocked_until_ms

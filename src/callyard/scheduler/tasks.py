@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from callyard.ids import TaskId, Tenant
 from callyard.scheduler.calls import Call, CallResult, StopReason
+
+if TYPE_CHECKING:
+    from callyard.scheduler.flights import Sharing
+
+CachePolicy = Literal["promised", "all", "off"]
+"""Which results of a task are cached and shared among its equal calls: of `pure` functions, of all, of none."""
+OnFailure = Literal["continue", "fail_fast"]
+"""`fail_fast`: the first final failure of a root call stops dispatching (X14)."""
 
 
 class TaskPlan(msgspec.Struct, frozen=True, gc=False):
@@ -24,6 +33,10 @@ class TaskPlan(msgspec.Struct, frozen=True, gc=False):
     """Batches settle one by one and their results leave the core; else all results leave with convergence."""
     uses_slot: bool = True
     """Call lists take one of `executor_task_slots`; tool calls do not (D39)."""
+    cache: CachePolicy = "promised"
+    on_failure: OnFailure = "continue"
+    takes_rows: bool = False
+    """Arguments of its root calls are rows of a call list: a function with `takes_row` takes an object whole."""
 
 
 class Batch(msgspec.Struct, eq=False):
@@ -34,9 +47,11 @@ class Batch(msgspec.Struct, eq=False):
     """In row order; None: not ended yet."""
     first_index: int
     remaining: int
-    """Calls not DONE; the batch settles at 0."""
+    """Root calls not DONE; the batch settles at 0, once its subcalls are gone too."""
     calls: list[Call]
     output_bytes: int = 0
+    subcalls: int = 0
+    """Subcalls below its root calls that are not DONE."""
 
 
 class Task(msgspec.Struct, eq=False):
@@ -72,6 +87,8 @@ class Task(msgspec.Struct, eq=False):
     results: list[CallResult] = []
     """Results kept until convergence (not streaming), by batch."""
     dirty: bool = False
+    sharing: Sharing | None = None
+    """Its cached results and equal calls; None: no call of it had a key yet."""
 
     @property
     def task_id(self) -> TaskId:

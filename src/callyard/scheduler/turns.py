@@ -32,6 +32,10 @@ class Turns:
     def _can_bind(self, task: Task) -> bool:
         return bool(task.ready) and task.stop_reason is None and task.inflight < self._task_inflight_max
 
+    def may_take(self, task: Task) -> bool:
+        """Whether a call of the task that stands elsewhere may be bound."""
+        return task.stop_reason is None and task.inflight < self._task_inflight_max
+
     def leave(self, task: Task) -> None:
         """Of a task that ended before its turn came."""
         if not task.in_ring:

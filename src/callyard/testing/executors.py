@@ -1,27 +1,45 @@
-"""An executor process in fake time: one thread, a few contexts, begun-marks, and a log of what really happened."""
+"""An executor process in fake time: one thread, a few contexts, begun-marks, and a log of what really happened.
+
+Root calls share its contexts; a subcall always finds one. A root call that finds none is given back, as by a real one.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
-from callyard.errors import ErrorKind, Outcome
+from callyard.errors import CallFailure, ErrorKind, Outcome
 from callyard.ids import CallId, ExecutorId, RequestId
-from callyard.scheduler.events import AttemptFailed, CallCompleted, CallSuspended
+from callyard.scheduler.calls import FunctionTarget
+from callyard.scheduler.events import AttemptFailed, CallCompleted, CallSuspended, SubcallRequested
 from callyard.scheduler.executors import ExecutorSnapshot
 from callyard.testing.simulation import Simulation
 
-Frame = CallCompleted | AttemptFailed | CallSuspended
+Frame = CallCompleted | AttemptFailed | CallSuspended | SubcallRequested
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One subcall that a script makes."""
+
+    target: FunctionTarget | None
+    args: bytes
+    granted_budget_ms: int = 0
+    spread: bool = False
 
 
 class Script(msgspec.Struct, frozen=True):
     """What one attempt does: stretches of running, with requests to wait for between them, and an end."""
 
     stretches_ms: tuple[int, ...] = (1,)
-    """Running time of each stretch; after each but the last it waits for `requests` answers."""
+    """Running time of each stretch; after each but the last it waits for `requests` answers, and those of `asks`."""
     requests: int = 1
+    asks: tuple[Ask, ...] = ()
+    hands_on: bool = False
+    """A subcall's failure is its own."""
+    idempotent: bool = False
     output: bytes | None = b"null"
     """The result; None: it fails with `kind`."""
     kind: ErrorKind = ErrorKind.INTERNAL
@@ -51,13 +69,18 @@ class SideEffects:
         self.effects: Counter[CallId] = Counter()
 
 
-class _Attempt(msgspec.Struct, eq=False):
+class Attempt(msgspec.Struct, eq=False):
+    """One attempt that an executor holds."""
+
     call_id: CallId
     attempt_seq: int
     script: Script
+    is_subcall: bool = False
     stretch: int = 0
     begun: bool = False
     open_requests: set[RequestId] = set()
+    failed_request: bool | None = None
+    """A subcall of it failed, and whether it may run again."""
 
 
 class FakeExecutor:
@@ -83,53 +106,63 @@ class FakeExecutor:
         self._effects = effects
         self._emit = emit
         self._on_death = on_death
-        self._held: dict[tuple[CallId, int], _Attempt] = {}
-        self._runnable: deque[_Attempt] = deque()
-        self._running: _Attempt | None = None
+        self.held: dict[tuple[CallId, int], Attempt] = {}
+        self._runnable: deque[Attempt] = deque()
+        self._running: Attempt | None = None
         self._active_at_ms = simulation.clock.now_ms()
         self._heartbeats = 0
 
     # --- what the worker sends --------------------------------------------------------------------------------
 
-    def execute(self, call_id: CallId, attempt_seq: int, script: Script) -> None:
+    def execute(self, call_id: CallId, attempt_seq: int, script: Script, *, is_subcall: bool = False) -> None:
         if not self.alive:
             return
         assert len(script.stretches_ms) == 1 or not script.never_begins, "what never begins asks for nothing"
-        assert (call_id, attempt_seq) not in self._held, f"{call_id} attempt {attempt_seq} executed twice"
-        assert len(self._held) < self.contexts, f"{self.executor_id} has no context left for {call_id}"
-        attempt = _Attempt(call_id, attempt_seq, script)
-        self._held[call_id, attempt_seq] = attempt
+        assert (call_id, attempt_seq) not in self.held, f"{call_id} attempt {attempt_seq} executed twice"
+        attempt = Attempt(call_id, attempt_seq, script, is_subcall)
+        if not is_subcall and self.root_count == self.contexts:
+            self._emit_recalled(attempt)
+            return
+        self.held[call_id, attempt_seq] = attempt
         self._runnable.append(attempt)
         self._turn()
 
-    def resume(self, call_id: CallId, attempt_seq: int, request_id: RequestId) -> None:
-        attempt = self._held.get((call_id, attempt_seq))
+    def resume(
+        self, call_id: CallId, attempt_seq: int, request_id: RequestId, failure: CallFailure | None = None
+    ) -> None:
+        attempt = self.held.get((call_id, attempt_seq))
         if not self.alive or attempt is None or request_id not in attempt.open_requests:
             return
         attempt.open_requests.remove(request_id)
+        if failure is not None and attempt.failed_request is None:
+            attempt.failed_request = failure.retryable
         if not attempt.open_requests:
             self._runnable.append(attempt)
             self._turn()
 
     def cancel(self, call_id: CallId, attempt_seq: int) -> None:
         """Stop an attempt where it stands; unknown: it ended before."""
-        attempt = self._held.get((call_id, attempt_seq))
+        attempt = self.held.get((call_id, attempt_seq))
         if not self.alive or attempt is None or attempt.script.ignores_cancel or attempt is self._hanging():
             return
         self._fail(attempt, ErrorKind.CANCELLED, None if attempt.begun else Outcome.NOT_RUN)
 
     def give_back(self, call_id: CallId, attempt_seq: int) -> None:
         """Answer a recall: only a call that has not begun goes back."""
-        attempt = self._held.get((call_id, attempt_seq))
+        attempt = self.held.get((call_id, attempt_seq))
         if self.alive and attempt is not None and not attempt.begun:
             self._drop(attempt)
-            self._emit(
-                AttemptFailed(
-                    self.executor_id, call_id, attempt_seq, ErrorKind.CANCELLED, "", Outcome.NOT_RUN, recalled=True
-                )
-            )
+            self._emit_recalled(attempt)
+
+    def _emit_recalled(self, attempt: Attempt) -> None:
+        key = (self.executor_id, attempt.call_id, attempt.attempt_seq)
+        self._emit(AttemptFailed(*key, ErrorKind.CANCELLED, "", Outcome.NOT_RUN, recalled=True))
 
     # --- what the worker sees ---------------------------------------------------------------------------------
+
+    @property
+    def root_count(self) -> int:
+        return sum(not attempt.is_subcall for attempt in self.held.values())
 
     def heartbeat(self) -> ExecutorSnapshot:
         now_ms = self._simulation.clock.now_ms()
@@ -142,15 +175,15 @@ class FakeExecutor:
             heartbeat_seq=self._heartbeats,
             received_at_ms=now_ms,
             runnable_count=runnable,
-            inflight_count=len(self._held),
-            available_contexts=self.contexts - len(self._held),
+            inflight_count=len(self.held),
+            available_contexts=self.contexts - self.root_count,
             running=self._running is not None,
             last_scheduler_active_at_ms=self._active_at_ms,
         )
 
     def begun_marks(self) -> set[tuple[CallId, int]]:
         """The page: attempts that have begun and not ended. Readable after death."""
-        return {key for key, attempt in self._held.items() if attempt.begun}
+        return {key for key, attempt in self.held.items() if attempt.begun}
 
     def running_call(self) -> CallId | None:
         return None if self._running is None else self._running.call_id
@@ -160,14 +193,14 @@ class FakeExecutor:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _hanging(self) -> _Attempt | None:
+    def _hanging(self) -> Attempt | None:
         attempt = self._running
         if attempt is not None and attempt.script.hangs and self._is_last(attempt):
             return attempt
         return None
 
     @staticmethod
-    def _is_last(attempt: _Attempt) -> bool:
+    def _is_last(attempt: Attempt) -> bool:
         return attempt.stretch == len(attempt.script.stretches_ms) - 1
 
     def _turn(self) -> None:
@@ -183,7 +216,7 @@ class FakeExecutor:
         if self._hanging() is None:
             self._simulation.after(script.stretches_ms[attempt.stretch], lambda: self._pause(attempt))
 
-    def _pause(self, attempt: _Attempt) -> None:
+    def _pause(self, attempt: Attempt) -> None:
         """A stretch is over, unless the attempt was stopped meanwhile."""
         if not self.alive or self._running is not attempt:
             return
@@ -191,11 +224,19 @@ class FakeExecutor:
         if not self._is_last(attempt):
             attempt.stretch += 1
             self._running = None
-            names = [f"{attempt.attempt_seq}.{attempt.stretch}.{number}" for number in range(script.requests)]
-            attempt.open_requests = {RequestId(name) for name in names}
+            key = (self.executor_id, attempt.call_id, attempt.attempt_seq)
+            prefix = f"{attempt.attempt_seq}.{attempt.stretch}"
+            asked = {RequestId(f"{prefix}.a{number}"): ask for number, ask in enumerate(script.asks)}
+            names = [RequestId(f"{prefix}.{number}") for number in range(script.requests)]
+            attempt.open_requests = {*names, *asked}
             for name in names:
-                self._emit(CallSuspended(self.executor_id, attempt.call_id, attempt.attempt_seq, RequestId(name)))
+                self._emit(CallSuspended(*key, name))
+            for name, ask in asked.items():
+                self._emit(SubcallRequested(*key, name, ask.target, ask.args, ask.granted_budget_ms, ask.spread))
             self._turn()
+        elif attempt.failed_request is not None and script.hands_on:
+            kind = ErrorKind.TRANSIENT if script.idempotent and attempt.failed_request else ErrorKind.INTERNAL
+            self._fail(attempt, kind, None, {"cause": {"kind": "some"}})
         elif script.dies:
             self.die()
             self._on_death()
@@ -203,14 +244,19 @@ class FakeExecutor:
             self._fail(attempt, script.kind, script.outcome)
         else:
             self._drop(attempt)
-            self._emit(CallCompleted(self.executor_id, attempt.call_id, attempt.attempt_seq, script.output))
+            key = (self.executor_id, attempt.call_id, attempt.attempt_seq)
+            self._emit(CallCompleted(*key, script.output, budget_used_ms=sum(script.stretches_ms)))
 
-    def _fail(self, attempt: _Attempt, kind: ErrorKind, outcome: Outcome | None) -> None:
+    def _fail(
+        self, attempt: Attempt, kind: ErrorKind, outcome: Outcome | None, details: Mapping[str, Any] | None = None
+    ) -> None:
         self._drop(attempt)
-        self._emit(AttemptFailed(self.executor_id, attempt.call_id, attempt.attempt_seq, kind, "as scripted", outcome))
+        key = (self.executor_id, attempt.call_id, attempt.attempt_seq)
+        used_ms = sum(attempt.script.stretches_ms[: attempt.stretch])
+        self._emit(AttemptFailed(*key, kind, "as scripted", outcome, details=details or {}, budget_used_ms=used_ms))
 
-    def _drop(self, attempt: _Attempt) -> None:
-        del self._held[attempt.call_id, attempt.attempt_seq]
+    def _drop(self, attempt: Attempt) -> None:
+        del self.held[attempt.call_id, attempt.attempt_seq]
         if attempt in self._runnable:
             self._runnable.remove(attempt)
         if self._running is attempt:

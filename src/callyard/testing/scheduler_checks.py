@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from callyard.errors import Outcome
+from callyard.errors import ErrorKind, Outcome
 from callyard.ids import CallId, ExecutorId
-from callyard.scheduler.calls import CallResult
+from callyard.scheduler.calls import CallResult, FunctionTarget
 from callyard.scheduler.core import Scheduler
-from callyard.testing.executors import SideEffects
-from callyard.testing.scheduler_workload import Job
+from callyard.testing.executors import FakeExecutor, SideEffects
+from callyard.testing.scheduler_workload import Job, output_of
 
 
 def check_core(
@@ -27,10 +28,29 @@ def check_core(
     outstanding = sum(job.batch_rows * job.window.credits_max for job in jobs if job.plan.streaming)
     parked = sum(len(job.reorder) * job.batch_rows for job in jobs)
     retained = sum(len(job.rows) for job in jobs if not job.plan.streaming)
-    assert len(scheduler._calls) <= outstanding + parked + retained, "calls_bounded"
+    roots = sum(call.parent is None for call in scheduler._calls.values())
+    assert roots <= outstanding + parked + retained, "calls_bounded"
     for executor_id, ex in scheduler._index.executors.items():
         core = dict.fromkeys(ex.live.items(), False) | dict.fromkeys(ex.draining, True)
         assert core == reserved[executor_id], f"core holds {core}, the adapter {reserved[executor_id]}"
+
+
+def check_what_runs(executors: Sequence[FakeExecutor], targets: Mapping[CallId, FunctionTarget]) -> None:
+    """What executors really hold: no more of a function than its limit, and nothing beside an exclusive call."""
+    owners: dict[FunctionTarget, set[CallId]] = defaultdict(set)
+    for executor in executors:
+        held = [call_id for call_id, _ in executor.held]
+        for call_id in held:
+            target = targets[call_id]
+            parts = call_id.split("/sub-")
+            above = [CallId("/sub-".join(parts[:count])) for count in range(1, len(parts) + 1)]
+            if target.max_concurrency is not None:
+                owners[target].add(next(one for one in above if targets[one] == target))
+            if target.exclusive and len(parts) == 1:
+                assert all(one.split("/")[0] == call_id for one in held), f"{call_id} is not alone among {held}"
+    for target, calls in owners.items():
+        assert target.max_concurrency is not None
+        assert len(calls) <= target.max_concurrency, f"max_concurrency of {target.function_id}: {sorted(calls)}"
 
 
 def check_end(scheduler: Scheduler, jobs: Sequence[Job], effects: SideEffects) -> None:
@@ -42,7 +62,12 @@ def check_end(scheduler: Scheduler, jobs: Sequence[Job], effects: SideEffects) -
     assert (statistics.inflight, statistics.waiting, statistics.draining) == (0, 0, 0), statistics
     assert statistics.finished == sum(len(job.results) for job in jobs), "finished_counts"
     assert not scheduler._turns.rings, "rings_empty"
-    assert not scheduler._dirty, "dirty_empty"
+    assert not scheduler._subcalls.ring, "subcall_ring_empty"
+    assert not scheduler._seats.lines, "lines_empty"
+    assert not scheduler._seats.draining, "seats_empty"
+    assert not scheduler._exclusives.waiting, "exclusives_empty"
+    assert not any(ex.closed for ex in scheduler._index.executors.values()), "all_open"
+    assert not scheduler._epilogue.dirty, "dirty_empty"
     index = scheduler._index
     entries = [entry[5] for heap in index._heaps.values() for entry in heap]
     entries += index._touched + [entry[2] for entry in index._blocked]
@@ -79,11 +104,16 @@ def _check_result(job: Job, result: CallResult, effects: SideEffects) -> None:
     idempotent = row.target is not None and row.target.idempotent
     assert idempotent or count <= 1, f"{call_id}: {count} effects without a promise"
     failure = result.failure
+    target = row.target
+    keyed = target is not None and (job.plan.cache == "all" or (target.pure and job.plan.cache == "promised"))
     if failure is None:
-        assert count >= 1, f"{call_id}: a result of nothing"
-        assert result.output, f"{call_id}: no output"
+        assert target is not None
+        assert count >= 1 or keyed, f"{call_id}: a result of nothing"
+        assert result.output == output_of(target.function_id, row.args), f"{call_id}: {result.output!r}"
         return
     assert failure.attempts == result.attempts, f"{call_id}: attempts differ in {result}"
+    if keyed and failure.kind is not ErrorKind.CANCELLED:
+        return  # it may be an equal call's
     if failure.outcome is Outcome.NOT_RUN:
         assert count == 0, f"{call_id}: it ran, but {failure}"
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
+from typing import Any, Final
 
 import msgspec
 
@@ -13,7 +15,20 @@ from callyard.scheduler.calls import CallResult, FunctionTarget, NewCall
 from callyard.scheduler.commands import ConvergeTaskCalls
 from callyard.scheduler.config import SchedulerConfig
 from callyard.scheduler.tasks import TaskPlan
-from callyard.testing.executors import Script
+from callyard.testing.executors import Ask, Script
+
+PROMISES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "plain": {},
+    "idempotent": {"idempotent": True},
+    "pure": {"pure": True, "idempotent": True},
+    "single": {"max_concurrency": 1},
+    "other": {"max_concurrency": 1},
+    "few": {"max_concurrency": 2, "pure": True, "idempotent": True},
+    "alone": {"exclusive": True},
+}
+"""The functions of every bundle."""
+ARGS: Final = (b"[0]", b"[1]", b"[2]")
+"""Few, so that there are equal calls and cycles."""
 
 
 class Faults(msgspec.Struct):
@@ -94,6 +109,9 @@ def draw_config(rng: Random) -> SchedulerConfig:
         executor_task_slots=rng.choice((1, 2, 32)),
         waiting_tasks_max=rng.choice((1, 1_024)),
         max_collected_output_bytes=rng.choice((0, 0, 0, 200)),
+        max_subcall_depth=rng.choice((1, 3, 8)),
+        cache_entries=rng.choice((1, 65_536)),
+        cache_bytes_max=rng.choice((30, 1 << 25)),
     )
 
 
@@ -105,6 +123,9 @@ def draw_job(number: int, digests: list[Digest], faults: Faults, rng: Random) ->
         base_backoff_ms=rng.choice((None, 0, 50)),
         streaming=rng.random() < 0.7,
         uses_slot=rng.random() < 0.8,
+        default_budget_ms=rng.choice((0, 0, 40)),
+        cache=rng.choice(("promised", "promised", "all", "off")),
+        on_failure=rng.choice(("continue", "continue", "continue", "fail_fast")),
     )
     return Job(
         plan=plan,
@@ -118,20 +139,49 @@ def draw_job(number: int, digests: list[Digest], faults: Faults, rng: Random) ->
 def _draw_row(index: int, digests: list[Digest], faults: Faults, rng: Random) -> NewCall:
     if rng.random() < faults.bad_row:
         return NewCall(index, None, b"", failure=fail(ErrorKind.SCHEMA, "a bad line"))
-    target = FunctionTarget(FunctionId("f"), rng.choice(digests), "m:f", idempotent=rng.random() < 0.5)
-    return NewCall(index, target, b"[]")
+    names = ("plain", "idempotent", "plain", "idempotent", *PROMISES)
+    return NewCall(index, target_of(rng.choice(names), rng.choice(digests)), draw_args(index, rng))
 
 
-def draw_script(faults: Faults, rng: Random) -> Script:
+def draw_args(index: int, rng: Random) -> bytes:
+    return rng.choice((*ARGS, b"[%d]" % (index + len(ARGS))))
+
+
+def target_of(name: str, digest: Digest) -> FunctionTarget:
+    return FunctionTarget(FunctionId(name), digest, f"m:{name}", **PROMISES[name])
+
+
+def output_of(function_id: FunctionId, args: bytes) -> bytes:
+    """What a function returns: the same for the same arguments, whether it promises that or not."""
+    return f"{function_id}{args.decode()}".encode()
+
+
+def draw_script(faults: Faults, rng: Random, target: FunctionTarget, args: bytes, depth: int) -> Script:
     """What one attempt does."""
     stretches = tuple(rng.choice((0, 1, 5, 30)) for _ in range(rng.choice((1, 1, 1, 2, 3))))
-    script = Script(stretches_ms=stretches, requests=rng.choice((1, 1, 3)), output=b"x" * rng.choice((1, 10)))
+    script = Script(
+        stretches_ms=stretches,
+        requests=rng.choice((1, 1, 3)),
+        output=output_of(target.function_id, args),
+        idempotent=target.may_run_again,
+    )
     change = msgspec.structs.replace
+    if rng.random() < (0.5, 0.5, 0.3)[min(depth, 2)]:
+        asks = tuple(_draw_ask(target, rng) for _ in range(rng.choice((1, 1, 1, 2, 4))))
+        stretches = script.stretches_ms if len(script.stretches_ms) == 2 else (1, 1)
+        script = change(script, stretches_ms=stretches, requests=rng.choice((0, 0, 1)), asks=asks)
+        script = change(script, hands_on=rng.random() < faults.fails)
     if rng.random() < faults.fails:
         kinds = (ErrorKind.TRANSIENT, ErrorKind.TIMEOUT, ErrorKind.INTERNAL, ErrorKind.SCHEMA, ErrorKind.RESULT)
         script = change(script, output=None, kind=rng.choice(kinds))
     if script.never_begins:
-        script = change(script, stretches_ms=stretches[:1])
+        script = change(script, stretches_ms=script.stretches_ms[:1])
     else:
         script = change(script, hangs=rng.random() < faults.hangs, dies=rng.random() < faults.dies)
     return change(script, ignores_cancel=rng.random() < faults.ignores_cancel)
+
+
+def _draw_ask(parent: FunctionTarget, rng: Random) -> Ask:
+    names = ("pure", "pure", "few", "few", "plain") if parent.pure else tuple(PROMISES)
+    target = None if rng.random() < 0.03 else target_of(rng.choice(names), parent.digest)
+    return Ask(target, rng.choice(ARGS), rng.choice((0, 0, 5, 1_000)), rng.random() < 0.3)

@@ -3,8 +3,9 @@
 `SchedulerWorld` plays the worker's actor and its adapter. Everything that may go wrong between them and an executor
 does, as the seed draws it: see `Faults`. What is checked: the scheduler's invariants after each turn (sampled), that
 the epilogue left nothing to settle, that core and adapter hold the same reservations, that credits stay within their
-window; and in the end one result per index in order, that results say what the executors' log says of attempts and
-effects, and that nothing is left behind.
+window, that what really runs keeps to `max_concurrency`, `exclusive` and X64; and in the end one result per index in
+order, that results say what the executors' log says of attempts and effects, that equal calls have equal outputs, and
+that nothing is left behind. Calls call others, to the depth that is allowed; some of them close rings.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from callyard.ids import CallId, Digest, ExecutorId, TaskId
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.batches import prepare_batch
-from callyard.scheduler.calls import CallResult, StopReason
+from callyard.scheduler.calls import CallResult, FunctionTarget, StopReason
 from callyard.scheduler.core import Scheduler
 from callyard.scheduler.executors import ExecutorSnapshot
 from callyard.testing.executors import FakeExecutor, Frame, SideEffects
-from callyard.testing.scheduler_checks import check_core, check_end
+from callyard.testing.scheduler_checks import check_core, check_end, check_what_runs
 from callyard.testing.scheduler_workload import Faults, Job, draw_config, draw_job, draw_script
 from callyard.testing.simulation import Simulation
 
@@ -70,6 +71,10 @@ class SchedulerWorld:
         self.config = draw_config(rng)
         self.scheduler = Scheduler(self.config, simulation.stream("scheduler"))
         self.effects = SideEffects()
+        self.targets: dict[CallId, FunctionTarget] = {}
+        """Of every call that was ever dispatched."""
+        self.tainted: set[tuple[CallId, int]] = set()
+        """Attempts below which something began that must not run twice, unless their own word excuses them (X64)."""
         self._links: dict[ExecutorId, _Link] = {}
         self._spawned = 0
         self.jobs = [draw_job(number, self._digests, self.faults, rng) for number in range(rng.randint(1, 8))]
@@ -134,7 +139,7 @@ class SchedulerWorld:
                 self._carry_out(command)
             now_ms = self._now_ms()
             commands = self.scheduler.flush_dirty_tasks(now_ms) + self.scheduler.try_dispatch_next(now_ms)
-            if not commands:
+            if not commands and self.scheduler.is_settled:
                 return
 
     def _carry_out(self, command: c.SchedulerCommand) -> None:
@@ -147,7 +152,10 @@ class SchedulerWorld:
                 if link is not None:
                     link.reserved.pop((command.call_id, command.attempt_seq), None)
             case c.DispatchCall():
+                self._note_dispatch(command)
                 self._later(lambda: self._send(command))
+            case c.ResumeParent():
+                self._later(lambda: self._answer(command))
             case c.CancelCall():
                 self._cancel(command)
             case c.ArmCallRetry():
@@ -162,7 +170,7 @@ class SchedulerWorld:
             case c.ConvergeTaskCalls():
                 self._converge(command)
             case c.CompleteCallFromCache():
-                raise AssertionError("no call is declared pure")
+                pass
             case _:
                 assert_never(command)
 
@@ -190,11 +198,25 @@ class SchedulerWorld:
         elif self._rng.random() < self.faults.rejected:
             self.post(e.DispatchRejected(*key, ErrorKind.DENIED, "outside the pinned view"))
         else:
-            script = draw_script(self.faults, self._scripts)
-            executor = link.executor
-            self._outward(link, lambda: executor.execute(command.call_id, command.attempt_seq, script))
+            depth = command.call_id.count("/")
+            script = draw_script(self.faults, self._scripts, command.target, command.args, depth)
+            executor, below = link.executor, bool(command.parent_call_id)
+            self._outward(
+                link, lambda: executor.execute(command.call_id, command.attempt_seq, script, is_subcall=below)
+            )
             if self._rng.random() < self.faults.given_back:
                 self._outward(link, lambda: executor.give_back(*key))
+
+    def _note_dispatch(self, command: c.DispatchCall) -> None:
+        """X64: no attempt follows one below which something unpromised was sent, but by the function's own word."""
+        self.targets[command.call_id] = command.target
+        earlier = {(command.call_id, seq) for seq in range(1, command.attempt_seq)}
+        assert not earlier & self.tainted, f"{command.call_id}: its earlier attempt made a call that has no promise"
+        if command.parent_call_id and not command.target.may_run_again:
+            above = self.scheduler.find_call(command.parent_call_id)
+            while above is not None:
+                self.tainted.add((above.call_id, above.attempt_seq))
+                above = above.parent
 
     def _cancel(self, command: c.CancelCall) -> None:
         key = (command.call_id, command.attempt_seq)
@@ -225,6 +247,8 @@ class SchedulerWorld:
             self.simulation.after(delay_ms, lambda: self._inward(link, lambda: self._read(link, frame)))
 
     def _read(self, link: _Link, frame: Frame) -> None:
+        if isinstance(frame, e.AttemptFailed) and frame.kind is ErrorKind.TRANSIENT and not frame.details:
+            self.tainted.discard((frame.call_id, frame.attempt_seq))
         self.post(frame)
         if isinstance(frame, e.CallSuspended):
             self.simulation.after(self._latency.choice((0, 3, 200)), lambda: self._resume(link, frame))
@@ -238,6 +262,18 @@ class SchedulerWorld:
             return
         self._outward(link, lambda: link.executor.resume(*key, frame.request_id))
         self._later(lambda: self.post(e.CallResumed(*key, frame.request_id)))  # may come after what follows it
+
+    def _answer(self, command: c.ResumeParent) -> None:
+        link = self._links.get(command.executor_id)
+        key = (command.call_id, command.attempt_seq)
+        if link is None or key not in link.reserved or link.lost:
+            return
+        if self._rng.random() < self.faults.resume_lost:
+            self.post(e.ResumeSendFailed(*key))
+            return
+        executor = link.executor
+        self._outward(link, lambda: executor.resume(*key, command.request_id, command.failure))
+        self._later(lambda: self.post(e.CallResumed(*key, command.request_id)))
 
     # --- the pool ---------------------------------------------------------------------------------------------
 
@@ -412,6 +448,7 @@ class SchedulerWorld:
     def _check_core(self) -> None:
         reserved = {executor_id: link.reserved for executor_id, link in self._links.items()}
         check_core(self.scheduler, self.jobs, reserved, self._now_ms())
+        check_what_runs([link.executor for link in self._links.values() if link.executor.alive], self.targets)
 
     def check_end(self) -> None:
         self._check_core()

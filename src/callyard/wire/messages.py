@@ -100,6 +100,8 @@ class ExecuteCallPayload(_Payload, frozen=True):
     audit: str = ""
     promises: Promises = Promises()
     context: CallContext = CallContext()
+    events: bool = False
+    """Tell what it prints and logs, and its progress, while it runs: CallEvents (X58, X59)."""
 
 
 class ExecuteCall(_Message, frozen=True, tag="ExecuteCall"):
@@ -130,6 +132,7 @@ class ExecuteCallsPayload(_Payload, frozen=True):
     call_budget_ms: Natural = 0
     audit: str = ""
     promises: Promises = Promises()
+    events: bool = False
 
 
 class ExecuteCalls(_Message, frozen=True, tag="ExecuteCalls"):
@@ -280,6 +283,7 @@ class SettledCall(_Payload, frozen=True):
     output: Raw = NULL
     failure: CallFailedPayload | None = None
     budget_used_ms: Natural = 0
+    timing: Timing | None = None
 
 
 class CallsSettledPayload(_Payload, frozen=True):
@@ -323,7 +327,7 @@ class CallEventPayload(_Payload, frozen=True):
     level: str = ""
     text: str = ""
     cut_count: Natural = 0
-    """How many events or bytes before this one were dropped by the limits (X79)."""
+    """How many bytes just before this one were dropped by the limits (X79)."""
 
 
 class CallEvent(_Message, frozen=True, tag="CallEvent"):

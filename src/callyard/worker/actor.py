@@ -8,9 +8,10 @@ Source: call-execution X2, X6, X19, X31, X39, X82, X83.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from random import Random
 from typing import Final, Protocol, assert_never
@@ -18,36 +19,47 @@ from typing import Final, Protocol, assert_never
 import msgspec
 
 from callyard.clock import Clock
-from callyard.errors import CallFailure, ErrorKind, InvalidTransition, ProtocolError
-from callyard.ids import CallId, CallNumber, ExecutorId, FunctionId, TaskId, Tenant
+from callyard.errors import CallFailure, ErrorKind, InvalidTransition, ProtocolError, fail
+from callyard.ids import CallId, CallNumber, Digest, ExecutorId, FunctionId, RequestId, TaskId, Tenant, task_of
 from callyard.scheduler import Scheduler, SchedulerConfig, StopReason, TaskPlan
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.batches import PreparedBatch
 from callyard.scheduler.calls import FunctionTarget
 from callyard.scheduler.commands import SchedulerCommand
-from callyard.scheduler.core import SchedulerStatistics, TaskProgress
 from callyard.scheduler.events import SchedulerEvent
+from callyard.scheduler.statistics import BundleDemand, SchedulerStatistics, TaskProgress
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import (
+    NULL,
+    BatchedCall,
     CallContext,
+    CallEvent,
+    CallEventPayload,
     CancelCall,
     CancelCallPayload,
     CancelReason,
     ExecuteCall,
     ExecuteCallPayload,
     Promises,
+    ResumeCall,
+    ResumeCallPayload,
+    WaitKind,
+    WireError,
 )
-from callyard.worker.link import ExecutorLink
+from callyard.worker.io.hub import IoHub, TaskIoOptions
+from callyard.worker.link import IDEMPOTENT, ExecutorLink, LinkEvent, SubcallAsked
 
 TURN_EVENTS_MAX: Final = 1_024
+BATCHED_ARGS_BYTES_MAX: Final = 8 * 1024
+"""A call with longer arguments travels in a frame of its own."""
 _CANCEL_REASONS: Final = {
     StopReason.DEADLINE: CancelReason.DEADLINE,
     StopReason.SHUTTING_DOWN: CancelReason.SHUTTING_DOWN,
 }
 _DEFAULT_CONTEXT: Final = CallContext()
-NO_PARENT: Final = CallId("")
-_IDEMPOTENT: Final = Promises(idempotent=True)
+_SUBCALL_NUMBERS: Final = itertools.count(1)
+"""One sequence for the whole process, so that no two subcalls have one name (X24)."""
 _UNPROMISED: Final = Promises()
 
 
@@ -58,6 +70,10 @@ class TaskListener(Protocol):
         """The function in the task's pinned view."""
         ...
 
+    def on_call_event(self, index: int, event: CallEventPayload) -> None:
+        """Progress, log or output of a call, or of a subcall of it, that runs."""
+        ...
+
     def on_rejected(self, failure: CallFailure) -> None: ...
     def on_batch_committed(self, accepted: bool) -> None: ...
     def on_batch_settled(self, command: c.BatchSettled) -> None: ...
@@ -66,6 +82,18 @@ class TaskListener(Protocol):
 
     @property
     def takes_rows(self) -> bool: ...
+    @property
+    def wants_events(self) -> bool:
+        """Somebody listens to `on_call_event`."""
+        ...
+
+    @property
+    def audits(self) -> Mapping[Digest, str]:
+        """The audit's verdict on each bundle of the view, by its id."""
+        ...
+
+    @property
+    def io_options(self) -> TaskIoOptions | None: ...
 
 
 class TaskOpened(msgspec.Struct, frozen=True):
@@ -89,7 +117,7 @@ class CallSubmitted(msgspec.Struct, frozen=True):
     prepared: PreparedBatch
 
 
-Post = SchedulerEvent | TaskOpened | BatchPrepared | CallSubmitted
+Post = SchedulerEvent | SubcallAsked | TaskOpened | BatchPrepared | CallSubmitted
 
 
 class Actor:
@@ -104,13 +132,18 @@ class Actor:
         on_protocol_error: Callable[[ExecutorId, str], None],
         on_cancel_sent: Callable[[ExecutorLink], None],
         on_failed: Callable[[BaseException], None],
+        io: IoHub,
         rng: Random | None = None,
         debug: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._in_turn = False
-        self._scheduler = Scheduler(config, rng or Random(), guard=self._check_writer if debug else None)
+        guard = self._check_writer if debug else None
+        self._scheduler = Scheduler(config, rng or Random(), guard=guard, numbers=_SUBCALL_NUMBERS)
+        self._io = io
+        self._io_tasks: set[TaskId] = set()
+        """Tasks a call of which has asked for IO."""
         self._clock = clock
         self._inbox: deque[Post] = deque()
         self._inbox_events_max = inbox_events_max
@@ -140,7 +173,7 @@ class Actor:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
-    def post_from(self, link: ExecutorLink, events: list[SchedulerEvent]) -> None:
+    def post_from(self, link: ExecutorLink, events: list[LinkEvent]) -> None:
         """The facts of one read; the link's reading pauses while the inbox is over its bound (X82)."""
         self._inbox.extend(events)
         if len(self._inbox) > self._inbox_events_max and link.is_open:
@@ -175,6 +208,33 @@ class Actor:
         """A call's place in its list and its function; None: it is gone."""
         call = self._scheduler.find_call(call_id)
         return None if call is None else (call.index, call.target.function_id)
+
+    def exclusive_waiting(self) -> int:
+        """Ready calls that wait for an executor of their own."""
+        return self._scheduler.exclusive_waiting
+
+    def bundle_demand(self) -> BundleDemand:
+        """Which bundles lack executors, and which executor is bound to which."""
+        return self._scheduler.bundle_demand()
+
+    def begin_io(self, link: ExecutorLink, call_id: CallId, attempt_seq: int) -> int | None:
+        """Before a request is submitted: the budget its call has left, 0 for unlimited; None: the call is gone."""
+        call = self._scheduler.find_call(call_id)
+        if call is None or call.attempt_seq != attempt_seq:
+            return None
+        task_id = call.task.task_id
+        if task_id not in self._io_tasks:
+            self._io_tasks.add(task_id)
+            self._io.start_task(task_id, call.task.plan.tenant, self._listeners[task_id].io_options)
+        link.io_attempts.add((call_id, attempt_seq))
+        charged_ms = 0 if call.ties is None else call.ties.charged_ms
+        return max(1, call.budget_ms - charged_ms) if call.budget_ms else 0
+
+    def tell_call_event(self, message: CallEvent) -> None:
+        """Hand on what a running call tells, under its root's place in the list."""
+        call = self._scheduler.find_call(message.call_id)
+        if call is not None:
+            self._listeners[call.task.task_id].on_call_event(call.index, message.payload)
 
     def check_invariants(self) -> None:
         self._scheduler.check_invariants()
@@ -239,6 +299,11 @@ class Actor:
                 if not isinstance(post, e.CallSuspended | e.AttemptFailed):
                     raise
                 self._on_protocol_error(post.executor_id, str(error))
+        elif isinstance(post, SubcallAsked):
+            try:
+                self._execute(self._scheduler.handle(self._resolve(post), now_ms), now_ms)
+            except ProtocolError as error:
+                self._on_protocol_error(post.executor_id, str(error))
         elif isinstance(post, BatchPrepared):
             accepted = self._scheduler.commit_batch(post.prepared)
             listener = self._listeners.get(post.prepared.task_id)
@@ -250,6 +315,26 @@ class Actor:
                 self._scheduler.handle(e.ProductionEnded(post.plan.task_id), now_ms)
         else:
             self._open(post.plan, post.listener)
+
+    def _resolve(self, asked: SubcallAsked) -> e.SubcallRequested:
+        """Find the function in the pinned view of the parent's task (X84)."""
+        subcall = asked.subcall
+        listener = self._listeners.get(task_of(asked.call_id))
+        target = None if listener is None else listener.find_target(subcall.function_id)
+        failure = None
+        if target is None:
+            failure = fail(ErrorKind.NOT_FOUND, f"no function {subcall.function_id!r} in this bundle")
+        return e.SubcallRequested(
+            executor_id=asked.executor_id,
+            call_id=asked.call_id,
+            attempt_seq=asked.attempt_seq,
+            request_id=asked.request_id,
+            target=target,
+            args=bytes(subcall.args),
+            granted_budget_ms=subcall.granted_budget_ms,
+            spread=subcall.spread,
+            failure=failure,
+        )
 
     def _open(self, plan: TaskPlan, listener: TaskListener) -> bool:
         failure = self._scheduler.commit_task(plan)
@@ -266,6 +351,8 @@ class Actor:
                 case c.UnbindCall():
                     link = self._links.get(command.executor_id)
                     if link is not None:
+                        if link.io_attempts:
+                            self._end_io(link, command.call_id, command.attempt_seq)
                         link.release(command.call_id, command.attempt_seq)
                 case c.BindCall():
                     self._bind(command, now_ms)
@@ -277,13 +364,18 @@ class Actor:
                     self._cancel(command, now_ms)
                 case c.ConvergeTaskCalls():
                     del self._tenants[command.task_id]
+                    if command.task_id in self._io_tasks:
+                        self._io_tasks.remove(command.task_id)
+                        self._io.end_task(command.task_id)
                     self._listeners.pop(command.task_id).on_converged(command)
                 case c.StopCallProduction():
                     self._listeners[command.task_id].on_stop_production(command.reason)
                 case c.DispatchCall():
                     raise AssertionError("a DispatchCall answers an ExecutorBound, in _bind")
                 case c.CompleteCallFromCache():
-                    pass  # its result is in the batch; only a subcall's parent would have to be resumed
+                    pass  # its result is in the batch
+                case c.ResumeParent():
+                    self._resume_parent(command)
                 case _:
                     assert_never(command)
 
@@ -311,6 +403,21 @@ class Actor:
         context = _DEFAULT_CONTEXT
         if command.attempt != 1 or tenant != context.tenant:
             context = CallContext(attempt=command.attempt, tenant=tenant)
+        elif target.idempotent and not command.parent_call_id and len(command.args) <= BATCHED_ARGS_BYTES_MAX:
+            if link.send_with_others(
+                command.task_id,
+                target,
+                listener.takes_rows,
+                command.strings,
+                command.budget_ms,
+                listener.audits.get(target.digest, ""),
+                listener.wants_events,
+                BatchedCall(command.call_id, command.attempt_seq, msgspec.Raw(command.args), number),
+            ):
+                self._touched.add(link)
+            else:
+                self._refuse(command, now_ms)
+            return
         payload = ExecuteCallPayload(  # by position: this runs for every call
             command.task_id,
             target.function_id,
@@ -318,14 +425,15 @@ class Actor:
             command.attempt_seq,
             msgspec.Raw(command.args),
             number,
-            listener.takes_rows,
+            listener.takes_rows and not command.parent_call_id,
             command.strings,
             target.entry_selector,
-            NO_PARENT,
+            command.parent_call_id,
             command.budget_ms,
-            "",
-            _IDEMPOTENT if target.idempotent else _UNPROMISED,
+            listener.audits.get(target.digest, ""),
+            IDEMPOTENT if target.idempotent else _UNPROMISED,
             context,
+            listener.wants_events,
         )
         try:
             frame = encode_message(ExecuteCall(command.call_id, payload))
@@ -335,12 +443,62 @@ class Actor:
         if link.send_nowait(frame):
             self._touched.add(link)
         else:
-            refused = e.CallRefused(command.call_id, command.attempt_seq, "outbox")
-            self._execute(self._scheduler.handle(refused, now_ms), now_ms)
+            self._refuse(command, now_ms)
+
+    def _refuse(self, command: c.DispatchCall, now_ms: int) -> None:
+        refused = e.CallRefused(command.call_id, command.attempt_seq, "outbox")
+        self._execute(self._scheduler.handle(refused, now_ms), now_ms)
 
     def _reject(self, command: c.DispatchCall, kind: ErrorKind, message: str, now_ms: int) -> None:
         event = e.DispatchRejected(command.call_id, command.attempt_seq, kind, message)
         self._execute(self._scheduler.handle(event, now_ms), now_ms)
+
+    def _resume_parent(self, command: c.ResumeParent) -> None:
+        """Answer a call's request with the end of its subcall (X28)."""
+        link = self._links.get(command.executor_id)
+        if link is None:
+            return  # its loss is on its way, and ends the call
+        error, result = None, msgspec.Raw(command.output or b"null")
+        if command.failure is not None:
+            error, result = wire_error(command.failure), NULL
+        self.resume(link, command.call_id, command.request_id, WaitKind.SUBCALL, command.attempt_seq, result, error)
+
+    def resume(
+        self,
+        link: ExecutorLink,
+        call_id: CallId,
+        request_id: RequestId,
+        kind: WaitKind,
+        attempt_seq: int,
+        result: msgspec.Raw,
+        error: WireError | None,
+        *,
+        body: bytes | None = None,
+        budget_used_ms: int = 0,
+    ) -> None:
+        """Send a ResumeCall; the scheduler hears of it once it was flushed, or that it could not be sent (X66)."""
+        charged_ms = budget_used_ms if kind is WaitKind.IO else 0
+
+        def tell_resumed() -> None:
+            self.post(e.CallResumed(call_id, attempt_seq, request_id, charged_ms))
+
+        payload = ResumeCallPayload(kind, attempt_seq, result, error, budget_used_ms)
+        try:
+            sent = link.send(ResumeCall(call_id, request_id, payload), tell_resumed, body)
+        except ProtocolError as too_large:
+            error = WireError(ErrorKind.RESULT, f"the answer is too large to send: {too_large}")
+            payload = ResumeCallPayload(kind, attempt_seq, NULL, error, budget_used_ms)
+            sent = link.send(ResumeCall(call_id, request_id, payload), tell_resumed)
+        if sent:
+            self.touch(link)
+        else:
+            self.post(e.ResumeSendFailed(call_id, attempt_seq))
+
+    def _end_io(self, link: ExecutorLink, call_id: CallId, attempt_seq: int) -> None:
+        """What an attempt that ends, or is told to, still has open is cancelled (X42)."""
+        if (call_id, attempt_seq) in link.io_attempts:
+            link.io_attempts.discard((call_id, attempt_seq))
+            self._io.cancel_call(call_id, attempt_seq)
 
     def _cancel(self, command: c.CancelCall, now_ms: int) -> None:
         link = self._links.get(command.executor_id)
@@ -350,6 +508,7 @@ class Actor:
         payload = CancelCallPayload(reason, command.attempt_seq)
         if link.send(CancelCall(command.call_id, payload)):
             link.cancelled_at_ms[command.call_id, command.attempt_seq] = now_ms
+            self._end_io(link, command.call_id, command.attempt_seq)
             self._touched.add(link)
             self._on_cancel_sent(link)
 
@@ -373,3 +532,11 @@ class Actor:
             self.post(e.RetryDue(heappop(self._retries)[2]))
         self._retry_timer = None
         self._set_retry_timer(now_ms)
+
+
+def wire_error(failure: CallFailure) -> WireError:
+    """A failed subcall as its parent is told of it."""
+    details = dict(failure.details)
+    if failure.stack:
+        details["stack"] = failure.stack
+    return WireError(failure.kind, failure.message, failure.retryable, details)

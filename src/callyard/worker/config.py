@@ -26,6 +26,7 @@ class ExecutorSpawnMode(StrEnum):
 
 
 LinkMode = Literal["socketpair", "path"]
+AfterInterrupt = Literal["recycle", "keep"]
 
 
 def count_available_cpus() -> int:
@@ -95,9 +96,12 @@ class WorkerConfig:
     attach_timeout_ms: int = 30_000
     no_executor_timeout_ms: int = 60_000
     start_timeout_ms: int = 60_000  # loading a bundle
+    audit_timeout_ms: int = 10_000  # one try of an audit policy; it has three
     cancel_grace_ms: int = 250
     drain_deadline_ms: int = 30_000
     capture_locals: bool = False
+    executors_max: int = 0  # while exclusive calls wait; 0: four times the CPUs
+    after_interrupt: AfterInterrupt = "recycle"  # what becomes of an executor once its other calls are done
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -109,6 +113,10 @@ class WorkerConfig:
             _check_range(name, value, low, high)
         if self.link_mode not in get_args(LinkMode):
             raise UsageError(f"link_mode must be one of {', '.join(get_args(LinkMode))}, got {self.link_mode!r}")
+        if self.after_interrupt not in get_args(AfterInterrupt):
+            raise UsageError(
+                f"after_interrupt must be one of {', '.join(get_args(AfterInterrupt))}, got {self.after_interrupt!r}"
+            )
         if self.batch_rows > self.batch_max_rows:
             raise UsageError(f"need batch_rows <= batch_max_rows, got {self.batch_rows} > {self.batch_max_rows}")
 
@@ -126,6 +134,15 @@ class WorkerConfig:
         return max(self.heartbeat_timeout_ms, self.stall_timeout_ms + MARGIN_MS)
 
     @property
+    def slots_max(self) -> int:
+        return max(self.executors, self.executors_max or 4 * count_available_cpus())
+
+    @property
+    def mark_slots(self) -> int:
+        """Begun-marks of one executor: its root calls, and a chain of subcalls below each (X80)."""
+        return self.executor_max_inflight * (1 + self.max_subcall_depth)
+
+    @property
     def scheduler(self) -> SchedulerConfig:
         return SchedulerConfig(
             executor_max_inflight=self.executor_max_inflight,
@@ -136,6 +153,7 @@ class WorkerConfig:
             executor_task_slots=self.executor_task_slots,
             base_backoff_ms=self.base_backoff_ms,
             max_collected_output_bytes=self.max_collected_output_bytes,
+            max_subcall_depth=self.max_subcall_depth,
             batch_max_rows=self.batch_max_rows,
             batch_max_args_bytes=self.batch_max_args_bytes,
         )
@@ -205,6 +223,8 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
         name.upper(): name
         for name in (
             "executor_count",
+            "executors_max",
+            "after_interrupt",
             "executor_spawn_mode",
             "executor_max_inflight",
             "executor_max_runnable",
@@ -220,6 +240,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
             "executor_task_slots",
             "spare_executors",
             "start_timeout_ms",
+            "audit_timeout_ms",
         )
     },
     "CALL_RETRY_MAX_ATTEMPTS": "default_max_attempts",
@@ -242,6 +263,7 @@ _DAY_MS: Final = 24 * 3_600 * SECOND_MS
 _RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "executor_count": (0, 1_024),
     "spare_executors": (0, 64),
+    "executors_max": (0, 4_096),
     "executor_max_inflight": (1, 4_096),
     "executor_max_runnable": (1, 4_096),
     "executor_selection_sample_size": (0, 1_024),
@@ -273,6 +295,7 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "attach_timeout_ms": (100, _DAY_MS),
     "no_executor_timeout_ms": (100, _DAY_MS),
     "start_timeout_ms": (100, _DAY_MS),
+    "audit_timeout_ms": (10, _DAY_MS),
     "cancel_grace_ms": (0, _DAY_MS),
     "drain_deadline_ms": (0, _DAY_MS),
 }

@@ -17,22 +17,31 @@ from typing import Final, Protocol, assert_never, cast
 import msgspec
 
 from callyard.clock import Clock
-from callyard.errors import ErrorKind, ProtocolError
-from callyard.ids import CallId, CallNumber, ExecutorId
+from callyard.errors import ErrorKind, Outcome, ProtocolError
+from callyard.ids import CallId, CallNumber, ExecutorId, RequestId, TaskId, task_of
+from callyard.scheduler.calls import FunctionTarget
 from callyard.scheduler.events import AttemptFailed, CallCompleted, CallSuspended, SchedulerEvent
 from callyard.wire.codec import UnknownMessage, decode_executor_message, encode_message
 from callyard.wire.frames import FrameReader
 from callyard.wire.messages import (
+    EXECUTE_CALLS_MAX,
     RECALLED,
+    BatchedCall,
     CallEvent,
     CallFailed,
     CallFailedPayload,
     CallsSettled,
     CallWaiting,
     Described,
+    ExecuteCall,
+    ExecuteCallPayload,
+    ExecuteCalls,
+    ExecuteCallsPayload,
     ExecutorMessage,
     Heartbeat,
     HeartbeatPayload,
+    Promises,
+    SubcallRequest,
     WaitKind,
     WorkerMessage,
 )
@@ -41,6 +50,8 @@ from callyard.worker.marks import MarkPage
 
 FRAMES_PER_FLUSH: Final = 64
 WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
+_STOPPED_KINDS: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.CANCELLED, ErrorKind.DEADLINE})
+IDEMPOTENT: Final = Promises(idempotent=True)
 
 
 class Seat(msgspec.Struct, frozen=True, gc=False):
@@ -50,12 +61,44 @@ class Seat(msgspec.Struct, frozen=True, gc=False):
     budget_ms: int
 
 
+class SubcallAsked(msgspec.Struct, frozen=True, gc=False):
+    """A CallWaiting of kind subcall, whose function is still a name."""
+
+    executor_id: ExecutorId
+    call_id: CallId
+    """The parent."""
+    request_id: RequestId
+    attempt_seq: int
+    subcall: SubcallRequest
+
+
+LinkEvent = SchedulerEvent | SubcallAsked
+
+
+class OpenBatch(msgspec.Struct):
+    """Calls that leave in one frame at the next flush: all of one function and task (X94)."""
+
+    task_id: TaskId
+    target: FunctionTarget
+    row: bool
+    strings: bool
+    budget_ms: int
+    audit: str
+    events: bool
+    calls: list[BatchedCall]
+
+
 class LinkOwner(Protocol):
     """What a link tells; all calls come on the loop."""
 
-    def on_events(self, link: ExecutorLink, events: list[SchedulerEvent]) -> None: ...
+    def on_events(self, link: ExecutorLink, events: list[LinkEvent]) -> None: ...
     def on_heartbeat(self, link: ExecutorLink, heartbeat: HeartbeatPayload) -> None: ...
     def on_waiting(self, link: ExecutorLink, message: CallWaiting, sidecar: bytes | None) -> None: ...
+    def on_call_event(self, link: ExecutorLink, message: CallEvent) -> None: ...
+    def on_interrupted(self, link: ExecutorLink) -> None:
+        """A call that had begun was stopped in the middle of its code."""
+        ...
+
     def on_described(self, link: ExecutorLink, message: Described) -> None: ...
     def on_broken(self, link: ExecutorLink, cause: str, message: str) -> None: ...
 
@@ -77,6 +120,8 @@ class ExecutorLink(asyncio.Protocol):
         self.seats: dict[tuple[CallId, int], Seat] = {}
         self.cancelled_at_ms: dict[tuple[CallId, int], int] = {}
         """Attempts told to stop that have not answered."""
+        self.io_attempts: set[tuple[CallId, int]] = set()
+        """Attempts that asked for IO: what is open of it ends with them."""
         self.finished_calls = 0
         self.dropped_messages = 0
         """Messages of a type this version does not know."""
@@ -87,6 +132,7 @@ class ExecutorLink(asyncio.Protocol):
         self._bytes_max = outbox_bytes_max
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
+        self._batch: OpenBatch | None = None
         self._reader = FrameReader(executor_id)
         self._transport: asyncio.Transport | None = None
         self._write_paused = False
@@ -119,7 +165,7 @@ class ExecutorLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        events: list[SchedulerEvent] = []
+        events: list[LinkEvent] = []
         try:
             for body in self._reader.feed(data):
                 message, sidecar = decode_executor_message(body)
@@ -148,13 +194,12 @@ class ExecutorLink(asyncio.Protocol):
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def _take(
-        self, message: ExecutorMessage | UnknownMessage, sidecar: bytes | None, events: list[SchedulerEvent]
-    ) -> None:
+    def _take(self, message: ExecutorMessage | UnknownMessage, sidecar: bytes | None, events: list[LinkEvent]) -> None:
         match message:
             case CallCompletedFrame():
                 self.finished_calls += 1
                 payload = message.payload
+                self._check_task(message.call_id, payload.task_id)
                 events.append(
                     CallCompleted(
                         self.executor_id,
@@ -162,10 +207,14 @@ class ExecutorLink(asyncio.Protocol):
                         payload.attempt_seq,
                         bytes(payload.output),
                         tuple(payload.notes) if payload.notes else (),
+                        payload.budget_used_ms,
                     )
                 )
             case CallFailed():
                 self.finished_calls += 1
+                self._check_task(message.call_id, message.payload.task_id)
+                if message.payload.error_kind in _STOPPED_KINDS and message.payload.outcome is Outcome.UNKNOWN:
+                    self._owner.on_interrupted(self)
                 events.append(self._attempt_failed(message.call_id, message.payload))
             case CallsSettled():
                 self.finished_calls += len(message.payload.calls)
@@ -174,22 +223,44 @@ class ExecutorLink(asyncio.Protocol):
                         events.append(self._attempt_failed(call.call_id, call.failure))
                     else:
                         output = bytes(call.output)
-                        events.append(CallCompleted(self.executor_id, call.call_id, call.attempt_seq, output))
+                        seq, used_ms = call.attempt_seq, call.budget_used_ms
+                        events.append(CallCompleted(self.executor_id, call.call_id, seq, output, (), used_ms))
             case CallWaiting():
-                if message.payload.wait_kind in (WaitKind.IO, WaitKind.SUBCALL):
-                    seq = message.payload.attempt_seq
-                    events.append(CallSuspended(self.executor_id, message.call_id, seq, message.request_id))
-                self._owner.on_waiting(self, message, sidecar)
+                self._take_waiting(message, sidecar, events)
             case Heartbeat():
                 self._owner.on_heartbeat(self, message.payload)
             case CallEvent():
-                pass  # nobody listens yet: progress and captured output have no consumer in this version
+                self._check_task(message.call_id, message.payload.task_id)
+                if (message.call_id, message.payload.attempt_seq) in self.seats:
+                    self._owner.on_call_event(self, message)
             case Described():
                 self._owner.on_described(self, message)
             case UnknownMessage():
                 self.dropped_messages += 1
             case _:
                 assert_never(message)
+
+    def _take_waiting(self, message: CallWaiting, sidecar: bytes | None, events: list[LinkEvent]) -> None:
+        payload = message.payload
+        call_id, seq = message.call_id, payload.attempt_seq
+        self._check_task(call_id, payload.task_id)
+        if payload.wait_kind == WaitKind.SUBCALL:
+            if payload.subcall is None:
+                raise ProtocolError(f"CallWaiting of kind subcall without a subcall ({self.executor_id})")
+            events.append(SubcallAsked(self.executor_id, call_id, message.request_id, seq, payload.subcall))
+            return
+        if payload.wait_kind == WaitKind.IO:
+            if payload.io is None:
+                raise ProtocolError(f"CallWaiting of kind io without a request ({self.executor_id})")
+            events.append(CallSuspended(self.executor_id, call_id, seq, message.request_id))
+            if (call_id, seq) not in self.seats or (call_id, seq) in self.cancelled_at_ms:
+                return  # of an attempt that is over: nobody waits for the answer
+        self._owner.on_waiting(self, message, sidecar)
+
+    def _check_task(self, call_id: CallId, task_id: TaskId) -> None:
+        """What an executor says of whose call it is must be so (X65): another tenant's cache lies behind a task id."""
+        if task_id and task_id != task_of(call_id):
+            raise ProtocolError(f"{self.executor_id} took call {call_id} for one of {task_id}")
 
     def _attempt_failed(self, call_id: CallId, payload: CallFailedPayload) -> AttemptFailed:
         recalled = payload.error_kind == RECALLED
@@ -209,6 +280,7 @@ class ExecutorLink(asyncio.Protocol):
             stack=payload.error_stack,
             local_variables=payload.local_variables,
             notes=tuple(payload.notes),
+            budget_used_ms=payload.budget_used_ms,
         )
 
     def pause_reading(self) -> None:
@@ -247,9 +319,84 @@ class ExecutorLink(asyncio.Protocol):
         """Put an ExecuteCall into the outbox, or refuse: it never waits (X34)."""
         if self._sealed or len(self._outbox) >= self._frames_max:
             return False
+        if self._batch is not None:
+            self._close_batch(self._batch)
         self._outbox.append(frame)
         self._outbox_bytes += len(frame)
         return True
+
+    def send_with_others(
+        self,
+        task_id: TaskId,
+        target: FunctionTarget,
+        row: bool,
+        strings: bool,
+        budget_ms: int,
+        audit: str,
+        events: bool,
+        call: BatchedCall,
+    ) -> bool:
+        """`send_nowait` of an idempotent call that may share a frame with its neighbours (X94)."""
+        if self._sealed or len(self._outbox) >= self._frames_max:
+            return False
+        batch = self._batch
+        if (
+            batch is not None
+            and batch.target is target
+            and batch.task_id == task_id
+            and batch.strings is strings
+            and batch.budget_ms == budget_ms
+            and len(batch.calls) < EXECUTE_CALLS_MAX
+        ):
+            batch.calls.append(call)
+            return True
+        if batch is not None:
+            self._close_batch(batch)
+        self._batch = OpenBatch(task_id, target, row, strings, budget_ms, audit, events, [call])
+        return True
+
+    def _close_batch(self, batch: OpenBatch) -> None:
+        """Put the calls that gathered into the outbox: before any other frame, so that none of theirs overtakes it."""
+        self._batch = None
+        target, calls = batch.target, batch.calls
+        message: ExecuteCall | ExecuteCalls
+        if len(calls) == 1:
+            (call,) = calls
+            payload = ExecuteCallPayload(
+                batch.task_id,
+                target.function_id,
+                target.digest,
+                call.attempt_seq,
+                call.args,
+                call.call_number,
+                batch.row,
+                batch.strings,
+                target.entry_selector,
+                call_budget_ms=batch.budget_ms,
+                audit=batch.audit,
+                promises=IDEMPOTENT,
+                events=batch.events,
+            )
+            message = ExecuteCall(call.call_id, payload)
+        else:
+            message = ExecuteCalls(
+                ExecuteCallsPayload(
+                    batch.task_id,
+                    target.function_id,
+                    target.digest,
+                    calls,
+                    batch.row,
+                    batch.strings,
+                    target.entry_selector,
+                    batch.budget_ms,
+                    batch.audit,
+                    IDEMPOTENT,
+                    batch.events,
+                )
+            )
+        frame = encode_message(message)
+        self._outbox.append(frame)
+        self._outbox_bytes += len(frame)
 
     def send(
         self, message: WorkerMessage, on_flushed: Callable[[], None] | None = None, sidecar: bytes | None = None
@@ -261,6 +408,8 @@ class ExecutorLink(asyncio.Protocol):
         """
         if self._sealed:
             return False
+        if self._batch is not None:
+            self._close_batch(self._batch)
         frame = encode_message(message, sidecar)
         self._outbox.append(frame)
         self._outbox_bytes += len(frame)
@@ -276,6 +425,8 @@ class ExecutorLink(asyncio.Protocol):
         outbox, transport = self._outbox, self._transport
         if transport is None or self._sealed:
             return
+        if self._batch is not None:
+            self._close_batch(self._batch)
         while outbox and not self._write_paused:
             if len(outbox) <= FRAMES_PER_FLUSH:
                 count, data = len(outbox), b"".join(outbox)
@@ -304,6 +455,7 @@ class ExecutorLink(asyncio.Protocol):
     def seal(self) -> None:
         """Send nothing more; go on reading until the executor's end."""
         self._sealed = True
+        self._batch = None
         self._outbox.clear()
         self._outbox_bytes = 0
         self._flushed.clear()

@@ -32,10 +32,10 @@ from callyard.ids import CallId, Digest, ExecutorId, RequestId
 from callyard.policy.restart import RestartThrottle
 from callyard.policy.stall import StallLimits, compute_limits, is_stalled
 from callyard.scheduler import events as e
-from callyard.scheduler.events import SchedulerEvent
 from callyard.scheduler.executors import ExecutorSnapshot
 from callyard.wire.messages import (
     PROTOCOL_VERSION,
+    CallEvent,
     CallWaiting,
     Describe,
     Described,
@@ -50,8 +50,10 @@ from callyard.wire.messages import (
     WireError,
 )
 from callyard.worker.actor import Actor
+from callyard.worker.code_view import Standing, choose_replaced
 from callyard.worker.config import WorkerConfig
-from callyard.worker.link import ExecutorLink
+from callyard.worker.io.hub import IoAnswer, IoHub
+from callyard.worker.link import ExecutorLink, LinkEvent
 from callyard.worker.marks import MarkPage
 from callyard.worker.run_folder import RunFolder
 from callyard.worker.spawner import ExecutorProcess, OutputCallback, Spawner, SpawnOrder, describe_exit, open_socketpair
@@ -93,6 +95,8 @@ class Executor:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     token: str = ""
     loss_message: str = ""
+    described: Digest | None = None  # the bundle that it loaded to describe it
+    apart: bool = False  # started to describe a bundle, and never to run calls
 
     @property
     def memory_bytes(self) -> int:
@@ -135,6 +139,7 @@ class Pool:
         folder: RunFolder,
         on_output: OutputCallback,
         find_bundle: Callable[[Digest], tuple[Path, str] | None],
+        io: IoHub,
         on_unavailable: Callable[[str], None],
     ) -> None:
         self._config = config
@@ -143,6 +148,7 @@ class Pool:
         self._clock = clock
         self._folder = folder
         self._on_output = on_output
+        self._io = io
         self._find_bundle = find_bundle
         """The folder and the module of a bundle that a task is allowed to run."""
         self._on_unavailable = on_unavailable
@@ -163,6 +169,11 @@ class Pool:
         self._change = asyncio.Event()
         self._describing: dict[RequestId, asyncio.Future[DescribedPayload]] = {}
         self._listeners: dict[ExecutorId, asyncio.Server] = {}
+        self._unmet_since_ms: dict[Digest, int] = {}
+        """Bundles whose ready calls no executor may take."""
+        self._looking = False
+        self.bundles_in_force: Callable[[], int] = lambda: 1
+        """With one there is nothing to exchange."""
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -219,7 +230,7 @@ class Pool:
 
     async def _fill(self, slot: Slot) -> None:
         """Give the slot a spare, or a new process; then see that there are spares again."""
-        if self._stopping or slot.executor is not None:
+        if self._stopping or slot.executor is not None or slot.state is SlotState.STOPPED:
             return
         ready = [spare for spare in self._spares if spare.attached.is_set() and not spare.losing]
         if ready:
@@ -257,13 +268,13 @@ class Pool:
             except OSError:
                 return  # no room for a spare; the next executor that attaches tries again
 
-    async def _spawn(self, slot: Slot | None) -> None:
+    async def _spawn(self, slot: Slot | None, *, apart: bool = False) -> Executor:
         """Start a process for the slot, or as a spare. It has its place before anything can be awaited, so that its
         loss is never missed. Raises OSError, and leaves nothing behind, when there can be no process."""
         self._started += 1
         executor_id = ExecutorId(f"exec-{self._started}")
         with ExitStack() as undo:
-            marks = MarkPage(self._folder.path / "marks" / executor_id, self._config.executor_max_inflight)
+            marks = MarkPage(self._folder.path / "marks" / executor_id, self._config.mark_slots)
             undo.callback(marks.close)
             link = ExecutorLink(
                 executor_id,
@@ -274,16 +285,18 @@ class Pool:
                 self._config.outbox_bytes_max,
             )
             if self._config.link_mode == "path":
-                self._spawn_on_path(executor_id, marks, link, slot)
+                executor = self._spawn_on_path(executor_id, marks, link, slot, apart)
                 undo.pop_all()
-                return
+                return executor
             ours, theirs = open_socketpair()
             undo.callback(ours.close)
             with theirs:
                 order = self._order(executor_id, marks, theirs.fileno(), None, "")
                 process = self._spawner.spawn(order, self._on_output)
             undo.pop_all()
-        await self._open(self._register(executor_id, process, link, marks, "", slot), ours)
+        executor = self._register(executor_id, process, link, marks, "", slot, apart)
+        await self._open(executor, ours)
+        return executor
 
     def _seat(self, executor: Executor, slot: Slot) -> None:
         executor.slot = slot
@@ -313,6 +326,7 @@ class Pool:
         marks: MarkPage,
         token: str,
         slot: Slot | None,
+        apart: bool,
     ) -> Executor:
         executor = Executor(
             executor_id=executor_id,
@@ -321,16 +335,19 @@ class Pool:
             marks=marks,
             started_at_ms=self._clock.now_ms(),
             token=token,
+            apart=apart,
         )
         self._executors[executor_id] = executor
-        if slot is None:
-            self._spares.append(executor)
-        else:
+        if slot is not None:
             self._seat(executor, slot)
+        elif not apart:
+            self._spares.append(executor)
         process.on_exit(lambda: self.lose(executor, "exited", ""))
         return executor
 
-    def _spawn_on_path(self, executor_id: ExecutorId, marks: MarkPage, link: ExecutorLink, slot: Slot | None) -> None:
+    def _spawn_on_path(
+        self, executor_id: ExecutorId, marks: MarkPage, link: ExecutorLink, slot: Slot | None, apart: bool
+    ) -> Executor:
         """The executor dials: a folder of its own (0700), the uid checked, a one-time token, one connection (X32)."""
         folder = self._folder.path / "links" / executor_id
         folder.mkdir(mode=0o700)
@@ -343,7 +360,7 @@ class Pool:
             listener.setblocking(False)
             process = self._spawner.spawn(self._order(executor_id, marks, None, path, token), self._on_output)
             undo.pop_all()
-        executor = self._register(executor_id, process, link, marks, token, slot)
+        executor = self._register(executor_id, process, link, marks, token, slot, apart)
 
         def accept() -> None:
             try:
@@ -365,6 +382,7 @@ class Pool:
             shutil.rmtree(folder, ignore_errors=True)
 
         self._keep(close_listener())
+        return executor
 
     async def _open(self, executor: Executor, sock: socket.socket) -> None:
         try:
@@ -388,8 +406,9 @@ class Pool:
 
     # --- what links tell ----------------------------------------------------------------------------------------
 
-    def on_events(self, link: ExecutorLink, events: list[SchedulerEvent]) -> None:
+    def on_events(self, link: ExecutorLink, events: list[LinkEvent]) -> None:
         self._actor.post_from(link, events)
+        self.look_at_bundles_soon()
 
     def on_heartbeat(self, link: ExecutorLink, heartbeat: HeartbeatPayload) -> None:
         executor = self._executors.get(link.executor_id)
@@ -440,13 +459,19 @@ class Pool:
         """Answer what needs no scheduling; every wait gets an answer, else its call would hang (X78)."""
         payload = message.payload
         if payload.wait_kind == WaitKind.FUNCTION_CODE and payload.function_code is not None:
-            found = self._find_bundle(payload.function_code.digest)
+            digest = payload.function_code.digest
+            # Only its own bundle: what runs in it may ask for another one's code.
+            is_own = self._actor.bundle_demand().bound.get(link.executor_id) == digest
+            found = self._find_bundle(digest) if is_own else None
             if found is not None:
                 path, module = found
                 result = msgspec.Raw(msgspec.json.encode({"path": str(path), "module": module}))
                 self._resume(link, message, WaitKind.FUNCTION_CODE, result=result)
                 return
-            error = WireError(ErrorKind.NOT_FOUND, f"no bundle {payload.function_code.digest[:12]} in this worker")
+            error = WireError(ErrorKind.NOT_FOUND, f"no bundle {digest[:12]} for this executor")
+        elif payload.wait_kind == WaitKind.IO:
+            self._ask_io(link, message, sidecar)
+            return
         else:
             error = WireError(ErrorKind.DENIED, f"this worker answers no wait of kind {payload.wait_kind!r}")
         kind = WaitKind(payload.wait_kind) if payload.wait_kind in list(WaitKind) else WaitKind.IO
@@ -461,18 +486,44 @@ class Pool:
         result: msgspec.Raw | None = None,
         error: WireError | None = None,
     ) -> None:
+        """Answer a wait that the scheduler knows nothing of."""
         seq = message.payload.attempt_seq
         payload = ResumeCallPayload(kind, seq, error=error) if result is None else ResumeCallPayload(kind, seq, result)
-        counted = message.payload.wait_kind in (WaitKind.IO, WaitKind.SUBCALL)
-
-        def tell_resumed() -> None:
-            if counted:
-                self._actor.post(e.CallResumed(message.call_id, seq, message.request_id))
-
-        if link.send(ResumeCall(message.call_id, message.request_id, payload), tell_resumed):
+        if link.send(ResumeCall(message.call_id, message.request_id, payload)):
             self._actor.touch(link)
-        elif counted:
-            self._actor.post(e.ResumeSendFailed(message.call_id, seq))
+
+    def _ask_io(self, link: ExecutorLink, message: CallWaiting, sidecar: bytes | None) -> None:
+        """Have the hub perform a request of an attempt that holds a seat here (X42, X65)."""
+        payload = message.payload
+        assert payload.io is not None, message
+        call_id, request_id, seq = message.call_id, message.request_id, payload.attempt_seq
+        budget_ms = self._actor.begin_io(link, call_id, seq)
+        if budget_ms is None:
+            return  # of an attempt that is over
+
+        def answer(done: IoAnswer) -> None:
+            self._actor.resume(
+                link,
+                call_id,
+                request_id,
+                WaitKind.IO,
+                seq,
+                msgspec.Raw(done.result),
+                done.error,
+                body=done.body,
+                budget_used_ms=done.budget_used_ms,
+            )
+
+        self._io.submit(payload.task_id, call_id, seq, request_id, payload.io, sidecar, answer, budget_ms)
+
+    def on_interrupted(self, link: ExecutorLink) -> None:
+        """Half a transaction may be left in a connection, or a lock held: nobody else should find it."""
+        executor = self._executors.get(link.executor_id)
+        if executor is not None and self._config.after_interrupt == "recycle" and not executor.losing:
+            self.retire(executor, "a call was interrupted")
+
+    def on_call_event(self, link: ExecutorLink, message: CallEvent) -> None:
+        self._actor.tell_call_event(message)
 
     def on_described(self, link: ExecutorLink, message: Described) -> None:
         future = self._describing.pop(message.request_id, None)
@@ -512,6 +563,7 @@ class Pool:
         request_id = RequestId(f"describe-{digest[:12]}-{executor.executor_id}")
         answer: asyncio.Future[DescribedPayload] = self._loop.create_future()
         self._describing[request_id] = answer
+        executor.described = digest
         executor.link.send(Describe(request_id, DescribePayload(digest, str(path), module)))
         self._actor.touch(executor.link)
         gone = asyncio.ensure_future(executor.gone.wait())
@@ -535,6 +587,87 @@ class Pool:
             f"importing {module!r} took longer than start_timeout_ms={self._config.start_timeout_ms}{_indented(last)}\n"
             "Move slow work out of the module's top level, or raise it: --start-timeout 5m."
         )
+
+    async def describe_apart(self, digest: Digest, path: Path, module: str) -> DescribedPayload:
+        """The same in a process that serves nothing else, and ends with it. Raises UsageError."""
+        self._check_not_stopping()
+        ready = [spare for spare in self._spares if spare.attached.is_set() and not spare.losing]
+        if ready:
+            executor = ready[0]
+            executor.apart = True
+            self._spares.remove(executor)
+            self._keep(self._fill_spares())
+        else:
+            try:
+                executor = await self._spawn(None, apart=True)
+            except OSError as error:
+                raise UsageError(f"no executor can be started to describe {module!r}: {error}") from error
+        try:
+            return await self.describe(executor, digest, path, module)
+        finally:
+            self.lose(executor, "recycled", "it described a bundle")
+
+    # --- bundles ------------------------------------------------------------------------------------------------
+
+    async def retire_bundle(self, digest: Digest) -> None:
+        """Replace the executors that serve a bundle which nobody may call any more; returns when they are gone."""
+        bound = self._actor.bundle_demand().bound
+        serving = [
+            executor
+            for executor in self._executors.values()
+            if digest in (executor.described, bound.get(executor.executor_id)) and not executor.apart
+        ]
+        for executor in serving:
+            self._give_way(executor, "its bundle went out of force")
+        for executor in serving:
+            await executor.gone.wait()
+
+    def free_described(self) -> None:
+        """Replace executors that loaded a bundle to describe it, and have run nothing of it: the scheduler takes them
+        for bound to none. Call it before calls of a second bundle are posted."""
+        bound = self._actor.bundle_demand().bound
+        for executor in list(self._executors.values()):
+            if executor.described is not None and not executor.apart and bound.get(executor.executor_id) is None:
+                self._give_way(executor, "it described another bundle")
+
+    def _give_way(self, executor: Executor, why: str) -> None:
+        if not executor.losing and not executor.retiring:
+            self.retire(executor, why)
+
+    def look_at_bundles_soon(self) -> None:
+        """After the turn that is scheduled, see whether an executor must change its bundle (X92)."""
+        if self.bundles_in_force() <= 1:
+            self._unmet_since_ms.clear()
+        elif not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._look_at_bundles)
+
+    def _look_at_bundles(self) -> None:
+        self._looking = False
+        if self._stopping:
+            return
+        now_ms = self._clock.now_ms()
+        demand = self._actor.bundle_demand()
+        since = self._unmet_since_ms
+        self._unmet_since_ms = {digest: since.get(digest, now_ms) for digest in demand.unmet}
+        for executor in list(self._executors.values()):
+            self._replace_if_idle(executor)
+        if not demand.unmet:
+            return
+        standings: list[Standing] = []
+        coming = 0
+        for slot in self._slots:
+            seated = slot.executor
+            if seated is None:
+                coming += slot.state is SlotState.RUNNING
+            elif seated.losing or seated.retiring or seated.executor_id not in demand.bound:
+                coming += 1
+            else:
+                digest = demand.bound[seated.executor_id]
+                standings.append(Standing(seated.executor_id, digest, len(seated.link.seats)))
+        waited_ms = {digest: now_ms - at_ms for digest, at_ms in self._unmet_since_ms.items()}
+        for executor_id in choose_replaced(standings, waited_ms, coming):
+            self._give_way(self._executors[executor_id], "calls of another bundle wait")
 
     # --- losing -------------------------------------------------------------------------------------------------
 
@@ -583,6 +716,9 @@ class Pool:
             self._actor.post(self._loss_event(executor, cause, begun, charged))
             # The link stays known until the scheduler heard of the loss: seats are released through it.
         self._actor.remove_link(link)
+        for call_id, attempt_seq in link.io_attempts:
+            self._io.cancel_call(call_id, attempt_seq)
+        link.io_attempts.clear()
         self._forget(executor, cause)
 
     def _describe_loss(self, executor: Executor, cause: str, message: str) -> str:
@@ -619,7 +755,7 @@ class Pool:
         if cause not in ("shutdown", "recycled"):
             self._last_loss = executor.loss_message
         slot = executor.slot
-        if slot is None or self._stopping:
+        if slot is None or self._stopping or slot.state is SlotState.STOPPED:
             return
         slot.executor = None
         asked_for = cause not in ("exited", "eof", "refused", "attach_timeout")
@@ -638,6 +774,7 @@ class Pool:
             self._tick_timer.cancel()
         now_ms = self._clock.now_ms()
         judge = now_ms - self._tick_due_ms <= LATE_TICK_MS
+        self._fit_slots()
         for executor in list(self._executors.values()):
             if executor.losing:
                 continue
@@ -650,7 +787,30 @@ class Pool:
             if judge:
                 self._judge(executor, now_ms)
         self._judge_pool(now_ms)
+        self.look_at_bundles_soon()
         self._arm_tick()
+
+    def _fit_slots(self) -> None:
+        """While exclusive calls wait there are more slots, up to `executors_max`; idle ones go again (X90)."""
+        waiting = self._actor.exclusive_waiting()
+        least = self._config.executors
+        room = self._config.slots_max - len(self._slots)
+        for _ in range(min(waiting, room)):
+            slot = Slot(len(self._slots), RestartThrottle(self._config.restart_policy))
+            self._slots.append(slot)
+            self._keep(self._fill(slot))
+        if waiting == 0 and len(self._slots) > least:
+            last = self._slots[-1]
+            if last.executor is None or not (last.executor.link.seats or last.executor.losing):
+                self._slots.pop()
+                self._leave_slot(last)
+
+    def _leave_slot(self, slot: Slot) -> None:
+        slot.state = SlotState.STOPPED
+        if slot.timer is not None:
+            slot.timer.cancel()
+        if slot.executor is not None:
+            self.lose(slot.executor, "recycled", "no exclusive call needs it any more")
 
     def _limits(self, executor: Executor) -> StallLimits:
         largest, unlimited = executor.link.largest_begun_budget_ms()

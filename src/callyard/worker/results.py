@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from callyard.errors import CallError, CallFailure, ErrorKind
 from callyard.scheduler import CallResult, StopReason
+from callyard.wire.messages import CallEventKind, CallEventPayload
 
 
 class Result:
@@ -68,6 +69,32 @@ class Result:
         if self.ok:
             return f"Result(index={self.index}, ok=True, value={self.value!r})"
         return f"Result(index={self.index}, ok=False, error={self._failure().kind.value}: {self._failure().message})"
+
+
+class CallEvent(msgspec.Struct, frozen=True):
+    """Something a running call told: its progress, a log record, or what it printed."""
+
+    index: int
+    """The call's place in its list; a subcall's events come under its root's."""
+    kind: CallEventKind
+    """`progress`, `log` or `output`."""
+    text: str = ""
+    """The log message, or the piece of output."""
+    level: str = ""
+    """Of a log record; `stdout` or `stderr` of output."""
+    value: Any = None
+    """Of progress: `{"done", "total"?, "message"?}`; of a log record: its further fields."""
+    cut_bytes: int = 0
+    """Bytes just before this that were dropped: a call tells at most 64 KiB."""
+
+    @classmethod
+    def of(cls, index: int, event: CallEventPayload) -> CallEvent:
+        value = msgspec.json.decode(event.value)
+        return cls(index, event.event_kind, event.text, event.level, value, event.cut_count)
+
+
+EventCallback = Callable[[CallEvent], None]
+"""Called on the loop while the call runs; it must not wait."""
 
 
 class FailureGroup(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ one and fast ones share the cost of a batch. Source: call-execution X20, X43, X7
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from callyard.clock import Clock
@@ -17,11 +17,15 @@ from callyard.policy.credit import CreditWindow, ReorderBuffer
 from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan, prepare_batch
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
-from callyard.scheduler.core import TaskProgress
+from callyard.scheduler.statistics import TaskProgress
+from callyard.wire.messages import CallEventPayload
 from callyard.worker.actor import Actor, BatchPrepared, CallSubmitted, TaskOpened
 from callyard.worker.builders import Row
+from callyard.worker.code_view import CodeView
 from callyard.worker.config import WorkerConfig
 from callyard.worker.feeds import RowFeed
+from callyard.worker.io.hub import TaskIoOptions
+from callyard.worker.results import CallEvent, EventCallback
 
 BATCH_SPAN_MS: Final = 20
 BATCHES_PER_SLICE: Final = 16
@@ -32,6 +36,7 @@ class TaskRun:
     """One call list from its first row to its convergence. Satisfies `TaskListener`."""
 
     takes_rows = True
+    io_options: TaskIoOptions | None = None
 
     def __init__(
         self,
@@ -39,13 +44,17 @@ class TaskRun:
         clock: Clock,
         config: WorkerConfig,
         plan: TaskPlan,
-        view: Mapping[str, FunctionTarget],
+        view: CodeView,
         *,
         function: str | None,
         ordered: bool = True,
+        on_event: EventCallback | None = None,
         on_end: Callable[[TaskRun | SingleCall], None],
     ) -> None:
         self.plan = plan
+        self.audits = view.audits
+        self.wants_events = on_event is not None
+        self._on_event = on_event
         self.converged: c.ConvergeTaskCalls | None = None
         self.source_error: BaseException | None = None
         """What the source raised; re-raised by `batches` once the results before it were handed out."""
@@ -174,6 +183,10 @@ class TaskRun:
         self._failure = error
         self._close()
 
+    def on_call_event(self, index: int, event: CallEventPayload) -> None:
+        if self._on_event is not None:
+            self._on_event(CallEvent.of(index, event))
+
     def on_batch_committed(self, accepted: bool) -> None:
         if not accepted:
             self._window.give_back()
@@ -246,16 +259,21 @@ class SingleCall:
     """A task of one root call, for `Worker.call`: no window, no order, one future. Satisfies `TaskListener`."""
 
     takes_rows = False
+    io_options: TaskIoOptions | None = None
 
     def __init__(
         self,
         actor: Actor,
         plan: TaskPlan,
-        view: Mapping[str, FunctionTarget],
+        view: CodeView,
         call: NewCall,
         on_end: Callable[[TaskRun | SingleCall], None],
+        on_event: EventCallback | None = None,
     ) -> None:
         self.plan = plan
+        self.audits = view.audits
+        self.wants_events = on_event is not None
+        self._on_event = on_event
         self._actor = actor
         self._view = view
         self._on_end = on_end
@@ -291,6 +309,10 @@ class SingleCall:
 
     def on_rejected(self, failure: CallFailure) -> None:
         self.fail(CallError(failure), None)
+
+    def on_call_event(self, index: int, event: CallEventPayload) -> None:
+        if self._on_event is not None:
+            self._on_event(CallEvent.of(index, event))
 
     def on_batch_committed(self, accepted: bool) -> None:
         """A single call is committed with its task; nobody waits for this."""

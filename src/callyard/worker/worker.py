@@ -15,32 +15,40 @@ import asyncio
 import itertools
 import resource
 import sys
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
 from callyard.clock import SYSTEM_CLOCK, Clock
-from callyard.errors import CallyardError, ErrorKind, UsageError
+from callyard.errors import CallFailure, CallyardError, ErrorKind, UsageError
+from callyard.functions.audit.log import AuditLog
+from callyard.functions.audit.policies import AllowPolicy, BundleView, to_policy
 from callyard.functions.encoding import ResultMisfit, encode_canonical
 from callyard.functions.function import MILLISECONDS_MAX
 from callyard.functions.loading import refuse_while_importing
-from callyard.functions.registry import FunctionSpec, Registry
+from callyard.functions.registry import FunctionSpec, Registry, UnknownFunction
 from callyard.ids import Digest, ExecutorId, FunctionId, TaskId, Tenant
 from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan
-from callyard.scheduler.core import SchedulerStatistics
+from callyard.scheduler.statistics import SchedulerStatistics
+from callyard.scheduler.tasks import CachePolicy
 from callyard.worker.actor import Actor
-from callyard.worker.builders import CallSource, IterableSource
+from callyard.worker.audit_gate import Admission, AuditGate, AuditRefused
+from callyard.worker.builders import CallSource, IterableSource, Row
+from callyard.worker.code_view import BundleShelf, CodeView
 from callyard.worker.config import WorkerConfig
 from callyard.worker.feeds import InlineFeed, ThreadFeed
+from callyard.worker.io.config import IoConfig
+from callyard.worker.io.hub import IoHub
+from callyard.worker.io.registry import advise, build_providers
 from callyard.worker.link import ExecutorLink
 from callyard.worker.outputs import OutputSink
 from callyard.worker.pool import Executor, Pool, SlotView
-from callyard.worker.results import FailureGroup, Result, RunningCall, RunProgress, RunSummary
+from callyard.worker.results import EventCallback, FailureGroup, Result, RunningCall, RunProgress, RunSummary
 from callyard.worker.run_folder import RunFolder
 from callyard.worker.spawner import OutputCallback, ProcessSpawner, Spawner
 from callyard.worker.task_run import SingleCall, TaskRun
@@ -61,7 +69,10 @@ class Worker:
 
     `registry` may be the path of a Python file. `executors` is the number of processes (default: the CPUs this process
     may use); every other setting of `WorkerConfig` may be given by name. `on_output` is called with each line that user
-    code prints; by default it goes to standard error.
+    code prints; by default it goes to standard error. `audit` accepts or refuses the code before any of it is described
+    or sent: "allow", "ast", "cmd: …", a policy, a callable that takes a `BundleView`, or a command as a list;
+    `audit_log` is the JSONL file that gets a line per verdict. `io` says what functions may reach through the
+    worker, in the shape of the table `[io]` of a settings file.
     """
 
     def __init__(
@@ -74,6 +85,9 @@ class Worker:
         spawner: Spawner | None = None,
         clock: Clock = SYSTEM_CLOCK,
         rng: Random | None = None,
+        audit: object = None,
+        audit_log: str | Path | None = None,
+        io: IoConfig | Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         refuse_while_importing()
@@ -88,9 +102,17 @@ class Worker:
         self._folder: RunFolder | None = None
         self._actor: Actor | None = None
         self._pool: Pool | None = None
-        self._bundles: dict[Digest, tuple[Path, str]] = {}
-        self._view: Mapping[str, FunctionTarget] = {}
+        self._policy = to_policy(audit) or (None if audit_log is None else AllowPolicy())
+        self._audit_log = None if audit_log is None else AuditLog(audit_log)
+        self._gate: AuditGate | None = None
+        self._io_config = io if isinstance(io, IoConfig) else IoConfig.from_mapping(io or {})
+        self._io: IoHub | None = None
+        self._shelf: BundleShelf | None = None
+        self._view = CodeView(self.registry.bundle.digest, {})
+        self._reloading = asyncio.Lock()
         self._runs: set[TaskRun | SingleCall] = set()
+        self._pinned: dict[TaskRun | SingleCall, CodeView] = {}
+        """The view of each task that has not ended."""
         self._idle = asyncio.Event()
         self._closing = False
         self._hurried = False
@@ -115,6 +137,9 @@ class Worker:
             raise UsageError("this worker was started, or closed, before; make a new one")
         self._folder = RunFolder()
         try:
+            providers = build_providers(self._io_config, sandboxed=False)
+            io = self._io = IoHub(providers, self._clock, self._io_config.limits, advise)
+            await io.open()
             self._actor = Actor(
                 self.config.scheduler,
                 self._clock,
@@ -122,6 +147,7 @@ class Worker:
                 on_protocol_error=self._on_protocol_error,
                 on_cancel_sent=self._on_cancel_sent,
                 on_failed=self._on_actor_failed,
+                io=io,
                 rng=self._rng,
                 debug=asyncio.get_running_loop().get_debug(),
             )
@@ -132,21 +158,71 @@ class Worker:
                 self._clock,
                 self._folder,
                 self._on_output,
-                self._bundles.get,
+                self._find_bundle,
+                io,
                 self._on_unavailable,
             )
             bundle = self.registry.bundle
-            path = bundle.write_to(self._folder.path / "bundles")
-            self._bundles[bundle.digest] = (path, bundle.module)
+            shelf = self._shelf = BundleShelf(self._folder.path / "bundles", self._pool.retire_bundle)
+            self._pool.bundles_in_force = shelf.__len__
+            self._gate = AuditGate(
+                self._policy,
+                self._audit_log,
+                timeout_ms=self.config.audit_timeout_ms,
+                base_backoff_ms=self.config.base_backoff_ms,
+                name=bundle.name,
+            )
+            path = await shelf.put(bundle)
             await self._pool.start()
+            admission = await self._gate.admit(BundleView.of(bundle, path))
+            if admission.refusal is not None and not self.registry.is_described:
+                raise AuditRefused(admission.refusal)
             executor = await self._pool.wait_attached()
             self._check_memory(executor)
             if not self.registry.is_described:
                 self.registry.adopt(await self._pool.describe(executor, bundle.digest, path, bundle.module))
-            self._view = {spec.name: _target(spec) for spec in self.registry.specs()}
+            self._view = _new_view(self.registry, admission)
         except BaseException:
             await self.close(drain=False)
             raise
+
+    async def reload(self) -> bool:
+        """Read the functions' files again. Tasks that run go on with what they began with; the next ones get the new
+        version. Returns False when nothing had changed.
+
+        The new version is audited and described first. Raises UsageError, with the old version still in force, when it
+        cannot be read, does not load (the message has the file and line), or is refused (AuditRefused).
+        """
+        self._running()
+        async with self._reloading:
+            if self._closing:
+                raise UsageError("the worker is closing and reloads nothing")
+            fresh = await asyncio.to_thread(self.registry.read_again)
+            if fresh.bundle.digest == self._view.digest:
+                return False
+            await self._switch_to(fresh)
+            return True
+
+    async def _switch_to(self, fresh: Registry) -> None:
+        assert self._shelf is not None
+        assert self._gate is not None
+        assert self._pool is not None
+        bundle = fresh.bundle
+        path = await self._shelf.put(bundle)
+        try:
+            admission = await self._gate.admit(BundleView.of(bundle, path))
+            if admission.refusal is not None:
+                raise AuditRefused(admission.refusal)
+            fresh.adopt(await self._pool.describe_apart(bundle.digest, path, bundle.module))
+            if self._closing:
+                raise UsageError("the worker was closed while it reloaded")
+        except BaseException:
+            self._shelf.unpin(bundle.digest)
+            raise
+        self._pool.free_described()
+        old, self._view = self._view, _new_view(fresh, admission)
+        self.registry.become(fresh)
+        self._shelf.unpin(old.digest)
 
     async def close(self, *, drain: bool = True) -> None:
         """Take no new work; let running tasks end within `drain_deadline_ms`, then cancel, then kill. Idempotent.
@@ -177,10 +253,18 @@ class Worker:
             try:
                 await self._wait_idle(self.config.cancel_grace_ms * 4 + 1_000)
             finally:
+                if self._gate is not None:
+                    await self._gate.close()
                 await self._pool.stop()
             await asyncio.sleep(0)  # the turn that hears of the last losses
             await self._wait_idle(1_000)
             self._actor.close()
+        async with self._reloading:  # what a reload still writes ends before its folder does
+            pass
+        if self._io is not None:
+            await self._io.close()
+        if self._shelf is not None:
+            await self._shelf.wait_left()
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
@@ -206,10 +290,12 @@ class Worker:
         budget_ms: int | None = None,
         deadline_ms: int | None = None,
         tenant: str = "default",
+        on_event: EventCallback | None = None,
     ) -> Any:
         """Run one call and return its JSON value. A mapping is keywords, a sequence positional arguments.
 
         Raises CallError when the call fails. `deadline_ms` is a duration from now for queueing and running together.
+        `on_event` gets the call's progress, log and output while it runs.
         """
         result = await self.call_result(
             function,
@@ -218,6 +304,7 @@ class Worker:
             budget_ms=budget_ms,
             deadline_ms=deadline_ms,
             tenant=tenant,
+            on_event=on_event,
         )
         return result.value
 
@@ -231,6 +318,7 @@ class Worker:
         budget_ms: int | None = None,
         deadline_ms: int | None = None,
         tenant: str = "default",
+        on_event: EventCallback | None = None,
     ) -> Result:
         """Like `call`, but a failed call is a Result that is not ok. Cancelling the caller cancels the call.
 
@@ -239,8 +327,9 @@ class Worker:
         self._spec(function)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=False)
-        call = NewCall(0, view[function], _encode_args(args), strings)
-        single = SingleCall(self._running(), plan, view, call, self._on_run_end)
+        call = NewCall(0, view[function], _encode_args(args), strings, view.refusal)
+        single = SingleCall(self._running(), plan, view, call, self._on_run_end, on_event)
+        self._pin(single, view)
         self._runs.add(single)
         timer = self._arm_deadline(single, deadline_ms)
         try:
@@ -259,17 +348,26 @@ class Worker:
         budget_ms: int | None = None,
         deadline_ms: int | None = None,
         tenant: str = "default",
+        fail_fast: bool = False,
+        cache: CachePolicy = "promised",
+        on_event: EventCallback | None = None,
     ) -> AsyncGenerator[Result, None]:
         """Run one call per row and yield each Result, in the order of the rows unless `ordered` is False.
 
         A row is a mapping (keywords, or the whole row for a function with one object parameter), a list or tuple
         (positional), or any other value (the only argument). Memory is bounded however long the list: rows are read
         as results are taken. Leaving the loop early cancels the rest. Raises what `rows` raises.
+
+        With `fail_fast` the first final failure stops the list: what never ran is `cancelled`. `cache` says whose
+        results are kept and shared among equal calls of this list, subcalls included: of `pure` functions ("promised"),
+        of all, or of none ("off"). `on_event` gets progress, log and output while calls run.
         """
         self._spec(function)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         source = IterableSource(rows)
-        run = self._open_run(function, ordered, max_attempts, budget_ms, tenant)
+        run = self._open_run(
+            function, ordered, max_attempts, budget_ms, tenant, fail_fast=fail_fast, cache=cache, on_event=on_event
+        )
         timer: asyncio.TimerHandle | None = None
         try:
             self._start_run(run, source)
@@ -295,7 +393,9 @@ class Worker:
         deadline_ms: int | None = None,
         max_failures: int | None = None,
         fail_fast: bool = False,
+        cache: CachePolicy = "promised",
         tenant: str = "default",
+        on_event: EventCallback | None = None,
     ) -> Run:
         """A call list from `source` to `sink`. `function` None: each row names its own.
 
@@ -304,7 +404,9 @@ class Worker:
         if function is not None:
             self._spec(function)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
-        task = self._open_run(function, True, max_attempts, budget_ms, tenant)
+        task = self._open_run(
+            function, True, max_attempts, budget_ms, tenant, fail_fast=fail_fast, cache=cache, on_event=on_event
+        )
         return Run(self, task, source, sink, deadline_ms, 0 if fail_fast else max_failures)
 
     async def run(self, function: str | None, source: CallSource, sink: OutputSink, **options: Any) -> RunSummary:
@@ -314,7 +416,7 @@ class Worker:
     # --- looking ------------------------------------------------------------------------------------------------
 
     def functions(self) -> list[FunctionSpec]:
-        """The functions of the bundle, in their order."""
+        """The functions of the newest bundle, in their order."""
         return list(self.registry.specs())
 
     def slots(self) -> list[SlotView]:
@@ -359,13 +461,43 @@ class Worker:
 
     def _spec(self, function: str) -> FunctionSpec:
         self._running()
-        return self.registry.get(function)
+        spec = self.registry.get(function)
+        if function not in self._view:
+            raise UnknownFunction(
+                f"no function {function!r} in the version that this worker serves: call reload() for the newest"
+            )
+        return spec
+
+    def _find_bundle(self, digest: Digest) -> tuple[Path, str] | None:
+        return None if self._shelf is None else self._shelf.find(digest)
+
+    def _pin(self, run: TaskRun | SingleCall, view: CodeView) -> None:
+        """The task's code stays until the task has ended."""
+        assert self._shelf is not None
+        assert self._pool is not None
+        self._shelf.pin(view.digest)
+        self._pinned[run] = view
+        self._pool.look_at_bundles_soon()
 
     def _open_run(
-        self, function: str | None, ordered: bool, max_attempts: int | None, budget_ms: int | None, tenant: str
+        self,
+        function: str | None,
+        ordered: bool,
+        max_attempts: int | None,
+        budget_ms: int | None,
+        tenant: str,
+        *,
+        fail_fast: bool,
+        cache: CachePolicy,
+        on_event: EventCallback | None,
     ) -> TaskRun:
+        if cache not in get_args(CachePolicy):
+            raise UsageError(f"cache must be one of {', '.join(get_args(CachePolicy))}, got {cache!r}")
         plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=True)
-        return TaskRun(
+        plan = msgspec.structs.replace(
+            plan, cache=cache, on_failure="fail_fast" if fail_fast else "continue", takes_rows=True
+        )
+        run = TaskRun(
             self._running(),
             self._clock,
             self.config,
@@ -373,12 +505,15 @@ class Worker:
             view,
             function=function,
             ordered=ordered,
+            on_event=on_event,
             on_end=self._on_run_end,
         )
+        self._pin(run, view)
+        return run
 
     def _plan(
         self, max_attempts: int | None, budget_ms: int | None, tenant: str, *, streaming: bool
-    ) -> tuple[TaskPlan, Mapping[str, FunctionTarget]]:
+    ) -> tuple[TaskPlan, CodeView]:
         """A task's plan and its pinned view. Call lists take a task slot, single calls do not (D39).
 
         Raises UsageError for values out of range: they must not get as far as the scheduler or an executor.
@@ -398,13 +533,16 @@ class Worker:
         )
         view = self._view
         if budget_ms is not None:
-            view = {name: msgspec.structs.replace(target, budget_ms=budget_ms) for name, target in view.items()}
+            view = view.with_budget(budget_ms)
         return plan, view
 
     def _start_run(self, run: TaskRun, source: CallSource) -> None:
-        rows = iter(source.rows())
+        refusal = self._pinned[run].refusal
+        rows = iter(source.rows() if refusal is None else _deny(source.rows(), refusal))
         self._runs.add(run)
         run.start(lambda wake: ThreadFeed(rows, wake) if source.may_block else InlineFeed(rows))
+        assert self._pool is not None
+        self._pool.look_at_bundles_soon()
 
     def _arm_deadline(self, run: TaskRun | SingleCall, deadline_ms: int | None) -> asyncio.TimerHandle | None:
         """After the run was started: a deadline that has passed lets nothing of it run (D11)."""
@@ -418,6 +556,9 @@ class Worker:
 
     def _on_run_end(self, run: TaskRun | SingleCall) -> None:
         self._runs.discard(run)
+        view = self._pinned.pop(run, None)
+        if view is not None and self._shelf is not None:
+            self._shelf.unpin(view.digest)
         self._idle.set()
 
     def _on_protocol_error(self, executor_id: ExecutorId, message: str) -> None:
@@ -589,6 +730,18 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1_024
 
 
+def _deny(rows: Iterable[Row], refusal: CallFailure) -> Iterator[Row]:
+    """Each row is a call that is refused; what is wrong with a row itself is told first."""
+    for row in rows:
+        yield row if row.failure is not None else msgspec.structs.replace(row, failure=refusal)
+
+
+def _new_view(registry: Registry, admission: Admission) -> CodeView:
+    targets: dict[str, FunctionTarget] = {spec.name: _target(spec) for spec in registry.specs()}
+    digest = registry.bundle.digest
+    return CodeView(digest, targets, audit_id=admission.audit_id, refusal=admission.refusal)
+
+
 def _target(spec: FunctionSpec) -> FunctionTarget:
     return FunctionTarget(
         function_id=FunctionId(spec.name),
@@ -596,4 +749,8 @@ def _target(spec: FunctionSpec) -> FunctionTarget:
         entry_selector=spec.entry_selector,
         idempotent=spec.promises.idempotent,
         budget_ms=spec.promises.budget_ms,
+        pure=spec.promises.pure,
+        exclusive=spec.promises.exclusive,
+        max_concurrency=spec.promises.max_concurrency,
+        takes_row=spec.takes_row,
     )

@@ -28,8 +28,10 @@ from callyard.wire.frames import FrameReader
 from callyard.wire.messages import (
     PROTOCOL_VERSION,
     CallCompleted,
+    CallCompletedPayload,
     CallContext,
     CallFailed,
+    CallsSettled,
     CallWaiting,
     CancelCall,
     CancelCallPayload,
@@ -76,9 +78,13 @@ class Driver:
         self.heartbeats: list[Heartbeat] = []
         self.ends: dict[CallId, End] = {}
         self.others: deque[Any] = deque()
+        self.settled_frames: list[int] = []
+        """How many ends each CallsSettled held."""
         self.code_requests: list[CallWaiting] = []
         self.answer_code_requests = True
         self.at_eof = False
+        self.last_sidecar: bytes | None = None
+        """What came beside the message that is being taken."""
         self.mark_file = self.folder / "marks"
         self._reader = FrameReader("executor")
         self._numbers = 0
@@ -135,6 +141,9 @@ class Driver:
     def send(self, *messages: WorkerMessage) -> None:
         self._socket.sendall(b"".join(map(encode_message, messages)))
 
+    def send_with_body(self, message: WorkerMessage, body: bytes | None) -> None:
+        self._socket.sendall(encode_message(message, body))
+
     def send_bytes(self, data: bytes) -> None:
         self._socket.sendall(data)
 
@@ -151,6 +160,8 @@ class Driver:
         digest: Digest = DIGEST,
         context: CallContext | None = None,
         call_id: str = "",
+        parent: str = "",
+        events: bool = False,
     ) -> ExecuteCall:
         self._numbers += 1
         return ExecuteCall(
@@ -165,6 +176,8 @@ class Driver:
                 row=row,
                 strings=strings,
                 entry_selector=f"{MODULE}:{function}",
+                parent_call_id=CallId(parent),
+                events=events,
                 call_budget_ms=budget_ms,
                 promises=Promises(idempotent=idempotent),
                 context=context or CallContext(),
@@ -197,7 +210,8 @@ class Driver:
             self.at_eof = True
             return False
         for body in self._reader.feed(data):
-            self._take(decode_executor_message(body)[0])
+            message, self.last_sidecar = decode_executor_message(body)
+            self._take(message)
         return True
 
     def _take(self, message: Any) -> None:
@@ -207,6 +221,14 @@ class Driver:
             case CallCompleted() | CallFailed():
                 assert message.call_id not in self.ends, f"two terminal frames: {message}"
                 self.ends[message.call_id] = message
+            case CallsSettled():
+                self.settled_frames.append(len(message.payload.calls))
+                for one in message.payload.calls:  # anything but a short output comes in a frame of its own
+                    assert one.failure is None, message
+                    payload = CallCompletedPayload(
+                        one.attempt_seq, one.output, budget_used_ms=one.budget_used_ms, timing=one.timing
+                    )
+                    self._take(CallCompleted(one.call_id, payload))
             case CallWaiting(payload=payload) if payload.wait_kind == WaitKind.FUNCTION_CODE:
                 self.code_requests.append(message)
                 if self.answer_code_requests:

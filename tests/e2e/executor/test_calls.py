@@ -270,6 +270,27 @@ def test_a_batch_is_answered_call_by_call(either: Driver) -> None:
     assert [output_of(end) for i, end in enumerate(ends) if i != 2] == [10, 11, 13, 14]
     assert isinstance(ends[2], CallFailed)
     assert {end.payload.attempt_seq for end in ends} == {3}
+    assert sum(either.settled_frames) == 4
+
+
+@pytest.mark.requirement("X94")
+@pytest.mark.requirement("X62")
+def test_ends_of_a_batch_leave_together_unless_they_carry_no_promise(either: Driver) -> None:
+    first = either.make_call("add", 0).payload
+    for promises, expected in ((Promises(idempotent=True), 3), (Promises(), 0)):
+        calls = [BatchedCall(either.make_call("add").call_id, 1, msgspec.Raw(b"[1]")) for _ in range(3)]
+        payload = ExecuteCallsPayload(
+            first.task_id,
+            first.function_id,
+            first.function_code_digest,
+            calls,
+            entry_selector=first.entry_selector,
+            promises=promises,
+        )
+        either.settled_frames.clear()
+        either.send(ExecuteCalls(payload))
+        assert [output_of(either.wait_end(call.call_id)) for call in calls] == [11] * 3
+        assert sum(either.settled_frames) == expected
 
 
 @pytest.mark.requirement("X52")
@@ -420,3 +441,19 @@ def test_plain_and_async_calls_share_the_process(looped: Driver) -> None:
     ]
     for i, call in enumerate(calls):
         assert output_of(looped.wait_end(call)) == (i + 1 if i % 2 else call if i % 4 else i + 10)
+
+
+def test_polling_ends_with_the_calls(either: Driver) -> None:
+    """Calls that follow each other closely are polled for; an executor that waits for long uses no CPU."""
+
+    def cpu_ms() -> int:
+        last = either.heartbeats[-1].payload
+        return last.cpu_user_ms + last.cpu_system_ms
+
+    for i in range(50):
+        assert either.value("add", i) == 10 + i
+    seen = len(either.heartbeats)
+    either.wait_until(lambda: len(either.heartbeats) > seen, "a heartbeat")
+    before = cpu_ms()
+    either.wait_until(lambda: len(either.heartbeats) > seen + 3, "three more heartbeats")
+    assert cpu_ms() - before < 300  # of 1,500 or more that passed

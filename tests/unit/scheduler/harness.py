@@ -24,6 +24,18 @@ from callyard.scheduler.executors import ExecutorSnapshot
 DIGEST = Digest("d")
 PLAIN = FunctionTarget(FunctionId("f"), DIGEST, "m:f")
 IDEMPOTENT = FunctionTarget(FunctionId("g"), DIGEST, "m:g", idempotent=True)
+PURE = FunctionTarget(FunctionId("p"), DIGEST, "m:p", idempotent=True, pure=True)
+
+
+def function(name: str, **promises: Any) -> FunctionTarget:
+    return FunctionTarget(FunctionId(name), promises.pop("digest", DIGEST), f"m:{name}", **promises)
+
+
+def rows(*calls: FunctionTarget | tuple[FunctionTarget, bytes]) -> list[NewCall]:
+    """One row per target, with arguments of its own or `[]`."""
+    pairs = [call if isinstance(call, tuple) else (call, b"[]") for call in calls]
+    return [NewCall(index, target, args) for index, (target, args) in enumerate(pairs)]
+
 
 Commands = list[c.SchedulerCommand]
 
@@ -37,6 +49,7 @@ class Harness:
         self.plans: dict[str, TaskPlan] = {}
         self.rows: dict[str, int] = {}
         self.batches: dict[str, int] = {}
+        self.requests = 0
         for number in range(executors):
             self.attach(f"exec-{number}", contexts=contexts)
 
@@ -75,7 +88,7 @@ class Harness:
                 if isinstance(command, c.BindCall):
                     todo += self.handle(e.ExecutorBound(command.call_id))
             todo = self.flush() + self.decide()
-            if not todo:
+            if not todo and self.scheduler.is_settled:
                 return done
 
     def post(self, event: e.SchedulerEvent) -> Commands:
@@ -98,13 +111,13 @@ class Harness:
         return self.plans[name]
 
     def commit(
-        self, rows: int | Iterable[NewCall] = 1, *, name: str = "t", target: FunctionTarget | None = PLAIN
+        self, calls: int | Iterable[NewCall] = 1, *, name: str = "t", target: FunctionTarget | None = PLAIN
     ) -> bool:
         """The task's next batch: so many calls of `target`, or these rows."""
         first = self.rows[name]
-        if isinstance(rows, int):
-            rows = [NewCall(index, target, b"[]") for index in range(first, first + rows)]
-        prepared = prepare_batch(self.plans[name], self.batches[name], first, rows)
+        if isinstance(calls, int):
+            calls = [NewCall(index, target, b"[]") for index in range(first, first + calls)]
+        prepared = prepare_batch(self.plans[name], self.batches[name], first, calls)
         committed = self.scheduler.commit_batch(prepared)
         self.scheduler.check_invariants()
         if committed:
@@ -122,6 +135,36 @@ class Harness:
         if end:
             commands += self.post(e.ProductionEnded(TaskId(name)))
         return dispatches(commands)
+
+    def begin(self, *calls: FunctionTarget | tuple[FunctionTarget, bytes], **plan: Any) -> Commands:
+        """A task of these root calls, in one turn."""
+        name = plan.pop("name", "t")
+        self.open(name, **plan)
+        assert self.commit(rows(*calls), name=name)
+        return self.turn()
+
+    def ask(
+        self, parent: c.DispatchCall, target: FunctionTarget | None, args: bytes = b"[]", **fields: Any
+    ) -> Commands:
+        """A running call asks for a subcall; requests are numbered unless named."""
+        self.requests += 1
+        request_id = RequestId(fields.pop("request", f"q{self.requests}"))
+        return self.post(
+            e.SubcallRequested(
+                parent.executor_id, parent.call_id, parent.attempt_seq, request_id, target, args, **fields
+            )
+        )
+
+    def call(
+        self, parent: c.DispatchCall, target: FunctionTarget, args: bytes = b"[]", **fields: Any
+    ) -> c.DispatchCall:
+        """`ask`, of which a dispatched subcall comes."""
+        (sent,) = dispatches(self.ask(parent, target, args, **fields))
+        return sent
+
+    def resume(self, command: c.ResumeParent) -> Commands:
+        """The answer was flushed."""
+        return self.post(e.CallResumed(command.call_id, command.attempt_seq, command.request_id))
 
     def stop_production(self, name: str = "t") -> Commands:
         return self.post(e.ProductionEnded(TaskId(name)))
@@ -165,6 +208,14 @@ def unbind(sent: c.DispatchCall) -> c.UnbindCall:
 
 def dispatches(commands: Commands) -> list[c.DispatchCall]:
     return [command for command in commands if isinstance(command, c.DispatchCall)]
+
+
+def resumes(commands: Commands) -> list[c.ResumeParent]:
+    return [command for command in commands if isinstance(command, c.ResumeParent)]
+
+
+def cancels(commands: Commands) -> list[str]:
+    return [command.call_id for command in commands if isinstance(command, c.CancelCall)]
 
 
 def settled(commands: Commands) -> list[CallResult]:

@@ -61,7 +61,7 @@ def test_memory_does_not_grow_with_the_list() -> None:
             open_calls = []
     assert most == 20 * 64
     h.stop_production()
-    assert (scheduler._calls, scheduler._tasks, scheduler._turns.rings, scheduler._dirty) == ({}, {}, {}, [])
+    assert (scheduler._calls, scheduler._tasks, scheduler._turns.rings, scheduler._epilogue.dirty) == ({}, {}, {}, [])
 
 
 @pytest.mark.requirement("X22")

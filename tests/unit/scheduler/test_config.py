@@ -44,6 +44,9 @@ def test_defaults_are_those_of_the_specification() -> None:
         "refusal_delay_ms_max": 1_000,
         "max_collected_output_bytes": 0,
         "open_requests_max": 1_024,
+        "max_subcall_depth": 8,
+        "cache_entries": 65_536,
+        "cache_bytes_max": 32 * 1024 * 1024,
         "batch_max_rows": 8_192,
         "batch_max_args_bytes": 32 * 1024 * 1024,
     }

@@ -129,7 +129,7 @@ def test_settling_removes_the_calls_and_converging_the_task() -> None:
     h.complete(sent)
     scheduler = h.scheduler
     assert (scheduler._calls, scheduler._tasks, scheduler._turns.rings, scheduler._slots.waiting) == ({}, {}, {}, {})
-    assert (scheduler._dirty, scheduler._slots.taken) == ([], 0)
+    assert (scheduler._epilogue.dirty, scheduler._slots.taken) == ([], 0)
 
 
 @pytest.mark.requirement("X75")
@@ -151,7 +151,7 @@ def test_nothing_is_left_of_tasks_and_executors() -> None:
     for executor in list(h.scheduler._index.executors):
         h.post(e.ExecutorLost(executor, "stopped", "", frozenset()))
     scheduler, index = h.scheduler, h.scheduler._index
-    assert (scheduler._calls, scheduler._tasks, scheduler._turns.rings, scheduler._dirty) == ({}, {}, {}, [])
+    assert (scheduler._calls, scheduler._tasks, scheduler._turns.rings, scheduler._epilogue.dirty) == ({}, {}, {}, [])
     assert (index.executors, index._heaps, index._touched, index._blocked) == ({}, {}, [], [])
 
 
@@ -161,7 +161,7 @@ def test_the_order_at_a_terminal_frame() -> None:
     h = Harness(executors=1)
     (sent,) = h.start(end=True)
     order: list[str] = []
-    watched = {"_release", "apply", "_finish", "_mark_dirty", "flush_dirty_tasks", "_settle_batch", "_converge"}
+    watched = {"_release", "apply", "_finish", "mark", "flush_dirty_tasks", "_settle_batch", "_converge"}
 
     def watch(frame, what: str, argument: object) -> None:
         name = frame.f_code.co_name
@@ -175,7 +175,7 @@ def test_the_order_at_a_terminal_frame() -> None:
         h.scheduler.flush_dirty_tasks(h.now_ms)
     finally:
         sys.setprofile(previous)
-    assert order == ["_release", "_finish", "apply", "_mark_dirty", "flush_dirty_tasks", "_settle_batch", "_converge"]
+    assert order == ["_release", "_finish", "apply", "mark", "flush_dirty_tasks", "_settle_batch", "_converge"]
 
 
 @pytest.mark.requirement("X83")

@@ -34,7 +34,17 @@ MUTATING = {
     "try_dispatch_next": lambda scheduler: scheduler.try_dispatch_next(0),
     "flush_dirty_tasks": lambda scheduler: scheduler.flush_dirty_tasks(0),
 }
-READING = {"statistics", "progress", "has_capacity_for", "check_invariants", "find_call", "is_settled"}
+READING = {
+    "statistics",
+    "progress",
+    "has_capacity_for",
+    "check_invariants",
+    "find_call",
+    "is_settled",
+    "bundle_demand",
+    "starved_bundles",
+    "exclusive_waiting",
+}
 
 
 @pytest.mark.requirement("X2")

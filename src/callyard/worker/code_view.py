@@ -1,0 +1,183 @@
+"""Which code a task may call: views, the bundles behind them, and which executors give way to another bundle.
+
+A view is pinned when a task begins and never changes. A bundle's folder lies in the run folder while a view of it is
+pinned: the worker's own newest one, and those of tasks that began before a reload. When the last pin goes, nothing may
+be sent from the bundle any more, executors that serve it are replaced, and the folder is removed after them.
+Source: call-execution X40, X84, X92.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from callyard.errors import CallFailure, UsageError
+from callyard.functions.bundle import Bundle, remove_tree
+from callyard.ids import Digest, ExecutorId
+from callyard.scheduler import FunctionTarget
+
+PATIENCE_MS: Final = 1_000
+"""How long ready calls of a bundle wait before executors that other bundles could use are drained for them. It bounds
+how often executors are exchanged when there are more busy bundles than executors."""
+
+
+class CodeView(Mapping[str, FunctionTarget]):
+    """The functions of one version, by name. Immutable."""
+
+    def __init__(
+        self,
+        digest: Digest,
+        targets: Mapping[str, FunctionTarget],
+        *,
+        audit_id: str = "",
+        refusal: CallFailure | None = None,
+    ) -> None:
+        self.digest = digest
+        self.audits: Mapping[Digest, str] = {digest: audit_id} if audit_id else {}
+        """Ids of the verdicts that let the bundles of this view through, for `ExecuteCall.audit`."""
+        self.refusal = refusal
+        """What each call ends with when the policy refused the bundle."""
+        self._targets = dict(targets)
+
+    def get(self, name: str, default: FunctionTarget | None = None) -> FunctionTarget | None:  # type: ignore[override]
+        return self._targets.get(name, default)  # not the mixin's: this runs for every call
+
+    def __getitem__(self, name: str) -> FunctionTarget:
+        return self._targets[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._targets)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def with_budget(self, budget_ms: int) -> CodeView:
+        """The same code, with another budget for every function."""
+        targets = {name: msgspec.structs.replace(target, budget_ms=budget_ms) for name, target in self._targets.items()}
+        return CodeView(self.digest, targets, audit_id=self.audits.get(self.digest, ""), refusal=self.refusal)
+
+
+class _Held(msgspec.Struct, eq=False):
+    module: str
+    pins: int
+    path: Path | None = None
+    """None: it is being written."""
+
+
+class BundleShelf:
+    """The folders `bundles/<digest>/` of a worker, counted by who needs them."""
+
+    def __init__(self, folder: Path, retire: Callable[[Digest], Awaitable[None]]) -> None:
+        """`retire` replaces the executors that serve a bundle, and returns once they are gone."""
+        self._folder = folder
+        self._retire = retire
+        self._held: dict[Digest, _Held] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._left = 0
+
+    def find(self, digest: Digest) -> tuple[Path, str] | None:
+        """Folder and module of a bundle that somebody has pinned."""
+        held = self._held.get(digest)
+        return None if held is None or held.path is None else (held.path, held.module)
+
+    def __len__(self) -> int:
+        """Bundles in force: with one, no executor can be bound to another."""
+        return len(self._held)
+
+    async def put(self, bundle: Bundle) -> Path:
+        """Write a bundle, outside the loop, and pin it. Raises UsageError when there is no room for it."""
+        held = self._held.get(bundle.digest)
+        if held is None:
+            held = self._held[bundle.digest] = _Held(bundle.module, 0)
+        held.pins += 1
+        writing = asyncio.ensure_future(asyncio.to_thread(bundle.write_to, self._folder))
+        try:
+            held.path = await asyncio.shield(writing)
+        except BaseException as error:
+            await asyncio.wait({writing})  # one who is cancelled leaves no half of it behind
+            self.unpin(bundle.digest)
+            if isinstance(error, OSError):
+                raise UsageError(f"the bundle cannot be written to {self._folder}: {error.strerror}") from error
+            raise
+        return held.path
+
+    def pin(self, digest: Digest) -> None:
+        """Keep a bundle that is pinned already."""
+        self._held[digest].pins += 1
+
+    def unpin(self, digest: Digest) -> None:
+        """Give back one pin. With the last one the bundle is out of force at once."""
+        held = self._held[digest]
+        held.pins -= 1
+        if held.pins == 0:
+            del self._held[digest]
+            leaving = asyncio.ensure_future(self._leave(digest))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, digest: Digest) -> None:
+        await self._retire(digest)
+        path = self._folder / digest
+        if digest in self._held or not path.exists():
+            return  # the same version came back
+        self._left += 1
+        gone = path.with_name(f".gone-{self._left}")
+        path.rename(gone)  # in one step with the look above: a writer finds the folder, or finds none
+        await asyncio.to_thread(remove_tree, gone)
+
+    async def wait_left(self) -> None:
+        """Until no bundle is on its way out."""
+        while self._leaving:
+            await asyncio.wait(set(self._leaving))
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """One attached executor that takes calls, as far as its bundle is concerned."""
+
+    executor_id: ExecutorId
+    digest: Digest | None
+    """None: bound to none yet."""
+    load: int
+    """Attempts that it holds."""
+
+
+def choose_replaced(standings: Sequence[Standing], unmet_ms: Mapping[Digest, int], coming: int) -> list[ExecutorId]:
+    """Which executors give way, one for each bundle whose ready calls no executor may take.
+
+    `unmet_ms` says how long such calls have waited, by bundle. `coming` executors are starting and bound to none. A
+    bundle without any executor is served first: by an idle executor that its own bundle does not need, by a busy one
+    whose bundle has nothing ready, or after `PATIENCE_MS` by the least loaded one of the bundle that has the most. A
+    bundle that has executors, but too few, gets idle ones only, and after the same time. Source: X92, X17.
+    """
+    serving: Counter[Digest | None] = Counter(standing.digest for standing in standings)
+    free = coming + serving[None]
+    chosen: list[ExecutorId] = []
+    for digest in sorted(unmet_ms, key=lambda digest: (serving[digest] > 0, -unmet_ms[digest], digest)):
+        if free > 0:
+            free -= 1
+            continue
+        is_patient = unmet_ms[digest] < PATIENCE_MS
+        starves = serving[digest] == 0
+        if is_patient and not starves:
+            continue
+        others = [
+            standing
+            for standing in standings
+            if standing.digest not in (None, digest) and standing.executor_id not in chosen
+        ]
+        unneeded = [standing for standing in others if standing.digest not in unmet_ms]
+        candidates = [standing for standing in unneeded if standing.load == 0]
+        if not candidates and starves:
+            candidates = unneeded or ([] if is_patient else others)
+        if candidates:
+            best = min(
+                candidates, key=lambda standing: (-serving[standing.digest], standing.load, standing.executor_id)
+            )
+            serving[best.digest] -= 1
+            chosen.append(best.executor_id)
+    return chosen

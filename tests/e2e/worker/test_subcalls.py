@@ -1,0 +1,254 @@
+"""Calls inside calls, with real executors."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from callyard.errors import CallError, ErrorKind, Outcome
+from callyard.worker.builders import JsonlSource
+from callyard.worker.outputs import MemoryOutput
+from callyard.worker.results import CallEvent
+from callyard.worker.worker import Worker
+
+FUNCTIONS = '''
+import os
+import time
+from pathlib import Path
+
+from callyard import acall, acall_many, call, call_many, function, log, progress, sleep
+
+
+@function
+def chain(depth: int) -> int:
+    return 1 + call(chain, depth=depth - 1) if depth else 0
+
+
+@function
+async def achain(depth: int) -> int:
+    return 1 + await acall(achain, depth=depth - 1) if depth else 0
+
+
+@function(pure=True)
+def counted(path: str, n: int) -> int:
+    with open(path, "a") as file:
+        file.write(f"{n}\\n")
+    return n * n
+
+
+@function(pure=True)
+def sum_of_squares(path: str, numbers: list[int]) -> int:
+    return sum(call_many(counted, [{"path": path, "n": n} for n in numbers]))
+
+
+@function
+def fails(text: str) -> None:
+    raise ValueError(text)
+
+
+@function
+def tells_how_it_failed() -> list[str]:
+    try:
+        call(fails, "as planned")
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+@function(idempotent=True)
+def charges(path: str) -> None:
+    call(charge, path=path)
+    os.kill(os.getpid(), 9)
+
+
+@function
+def charge(path: str) -> None:
+    with open(path, "a") as file:
+        file.write("charged\\n")
+
+
+@function(pure=True)
+def a(n: int) -> int:
+    return call(b, n=n)
+
+
+@function(pure=True)
+def b(n: int) -> int:
+    return call(a, n=n)
+
+
+@function(pure=True)
+def not_so_pure(path: str) -> None:
+    call(charge, path=path)
+
+
+@function
+def spreads(n: int) -> list[int]:
+    """This process, and those of its subcalls."""
+    return [os.getpid(), *sorted(set(call_many(where, [{"n": i} for i in range(n)], spread=True)))]
+
+
+@function
+def where(n: int) -> int:
+    sleep(0.2)
+    return os.getpid()
+
+
+@function
+def tells(n: int) -> int:
+    for i in range(n):
+        progress(i + 1, n)
+    print("printed")
+    log("logged", answer=42)
+    return n
+
+
+@function
+def naps(seconds: float) -> float:
+    sleep(seconds)
+    return seconds
+
+
+@function(budget_ms=2_000)
+def parent_of_busy() -> None:
+    call(busy)
+
+
+@function
+def busy() -> None:
+    while True:
+        pass
+'''
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "functions.py"
+    file.write_text(FUNCTIONS)
+    return file
+
+
+@pytest.mark.requirement("X26")
+@pytest.mark.requirement("X80")
+@pytest.mark.parametrize("max_inflight", [1, 128])
+@pytest.mark.parametrize("function", ["chain", "achain"])
+async def test_nested_calls_never_wait_for_a_place(path: Path, max_inflight: int, function: str) -> None:
+    """The deadlock of process pools: each place is taken by a call that waits for another one."""
+    async with Worker(path, executors=1, executor_max_inflight=max_inflight) as worker:
+        results = [result async for result in worker.map(function, [{"depth": 8}] * 128)]
+    assert [result.unwrap() for result in results] == [8] * 128
+
+
+@pytest.mark.requirement("X25")
+async def test_too_deep_is_refused_with_the_setting_s_name(path: Path) -> None:
+    async with Worker(path, executors=1) as worker:
+        with pytest.raises(CallError, match="max_subcall_depth") as caught:
+            await worker.call("chain", {"depth": 9})
+    assert caught.value.failure.attempts == 1
+
+
+@pytest.mark.requirement("X15")
+@pytest.mark.requirement("X16")
+async def test_equal_pure_subcalls_of_a_whole_list_run_once(path: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    rows = [{"path": str(ran), "numbers": [1, 2, 3, i % 4]} for i in range(200)]
+    async with Worker(path, executors=2) as worker:
+        results = [result.unwrap() async for result in worker.map("sum_of_squares", rows)]
+    assert results == [14 + (i % 4) ** 2 for i in range(200)]
+    assert sorted(ran.read_text().split()) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.requirement("X28")
+async def test_a_subcall_s_failure_is_raised_in_its_parent(path: Path) -> None:
+    async with Worker(path, executors=1) as worker:
+        name, text = await worker.call("tells_how_it_failed")
+    assert name == "CallError"
+    assert "as planned" in text
+
+
+@pytest.mark.requirement("X64")
+async def test_a_parent_that_charged_is_not_run_again(path: Path, tmp_path: Path) -> None:
+    charged = tmp_path / "charged"
+    async with Worker(path, executors=1) as worker:
+        with pytest.raises(CallError) as caught:
+            await worker.call("charges", {"path": str(charged)})
+    failure = caught.value.failure
+    assert (failure.kind, failure.outcome, failure.attempts) == (ErrorKind.CRASHED, Outcome.UNKNOWN, 1)
+    assert charged.read_text() == "charged\n"
+
+
+@pytest.mark.requirement("X64")
+async def test_a_pure_function_may_call_only_pure_ones(path: Path, tmp_path: Path) -> None:
+    charged = tmp_path / "charged"
+    async with Worker(path, executors=1) as worker:
+        with pytest.raises(CallError, match="pure"):
+            await worker.call("not_so_pure", {"path": str(charged)})
+    assert not charged.exists()
+
+
+@pytest.mark.requirement("X67")
+@pytest.mark.requirement("X25")
+async def test_a_ring_of_waiters_ends_with_the_cycle_s_error(path: Path) -> None:
+    async with Worker(path, executors=2) as worker:
+        for _ in range(5):
+            sink = MemoryOutput()
+            lines = io.BytesIO(b'{"function":"a","args":{"n":1}}\n{"function":"b","args":{"n":1}}\n')
+            await worker.run(None, JsonlSource("-", named=True, stream=lines), sink)
+            assert ["waits for itself" in str(result.failure) for result in sink.results] == [True, True]
+
+
+@pytest.mark.requirement("X30")
+async def test_spread_subcalls_use_the_other_executors(path: Path) -> None:
+    async with Worker(path, executors=3) as worker:
+        parent, *children = await worker.call("spreads", {"n": 16})
+    assert len(children) == 2
+    assert parent not in children
+
+
+@pytest.mark.requirement("X27")
+@pytest.mark.requirement("X85")
+async def test_a_subcall_runs_on_its_parent_s_budget(path: Path) -> None:
+    async with Worker(path, executors=1) as worker:
+        with pytest.raises(CallError, match="budget"):
+            await worker.call("parent_of_busy")
+
+
+@pytest.mark.requirement("X58")
+@pytest.mark.requirement("X59")
+async def test_progress_log_and_output_arrive_while_a_call_runs(path: Path) -> None:
+    seen: list[CallEvent] = []
+    async with Worker(path, executors=1, on_output=lambda *_: None) as worker:
+        assert [result.unwrap() async for result in worker.map("tells", [[3]], on_event=seen.append)] == [3]
+    kinds = {event.kind.value for event in seen}
+    assert kinds == {"progress", "log", "output"}
+    assert [event.value for event in seen if event.kind == "progress"][-1] == {"done": 3, "total": 3}
+    assert [(event.text, event.value) for event in seen if event.kind == "log"] == [("logged", {"answer": 42})]
+    assert "".join(event.text for event in seen if event.kind == "output") == "printed\n"
+
+
+@pytest.mark.requirement("X29")
+async def test_a_parent_s_end_takes_its_subcalls_along(path: Path) -> None:
+    async with Worker(path, executors=2) as worker:
+        with pytest.raises(CallError, match="deadline"):
+            await worker.call("spreads", {"n": 1_000}, deadline_ms=300)
+        assert await worker.call("chain", {"depth": 3}) == 3
+        worker._running().check_invariants()
+        assert worker.statistics().calls == 0
+
+
+async def test_a_thousand_plain_functions_wait_side_by_side(path: Path) -> None:
+    async with Worker(path, executors=2, executor_max_inflight=512) as worker:
+        results = [result.unwrap() async for result in worker.map("naps", [[0.05]] * 1_000)]
+    assert results == [0.05] * 1_000
+
+
+@pytest.mark.requirement("X29")
+async def test_a_lost_executor_ends_the_subcalls_below_its_calls(path: Path) -> None:
+    async with Worker(path, executors=2) as worker:
+        pids = await worker.call("spreads", {"n": 8})
+        os.kill(pids[0], signal.SIGKILL)
+        assert await worker.call("chain", {"depth": 2}) == 2
