@@ -306,7 +306,7 @@ async def test_a_call_cancelled_in_the_turn_that_bound_it_is_cancelled_after_its
 @pytest.mark.requirement("X35")
 async def test_a_cancelled_call_holds_its_seat_until_the_terminal_frame(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner()
-    async with make_worker(spawner, cancel_grace_ms=60_000, executor_max_inflight=1) as worker:
+    async with make_worker(spawner, cancel_grace_ms=60_000, executor_max_inflight=1, after_interrupt="keep") as worker:
         call = asyncio.ensure_future(worker.call("effect", [1]))
         process = spawner.processes[0]
         (execute,) = await process.wait_executes(1)
