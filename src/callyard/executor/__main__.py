@@ -61,11 +61,13 @@ def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> N
     hub.watch = watch = Watch(hub, link, options.executor_id, options.heartbeat_interval_ms, end)
     watch.beat(token)
     watch.start()
-    if options.lifeline_fd >= 0:
-        tie_group_to(options.lifeline_fd)
+    is_tied = options.lifeline_fd >= 0 and tie_group_to(options.lifeline_fd)
     lifeline = Lifeline()
     if options.socket_fd >= 0 or peer_is_parent(sock):
-        lifeline.tie_to(parent_pid)
+        if is_tied:
+            lifeline.end_group_with(parent_pid)
+        else:
+            lifeline.tie_to(parent_pid)
     streams = keep_streams_open()
     hub.streams = [*streams]
     hub.teller.watch_streams(streams)

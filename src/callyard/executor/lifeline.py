@@ -1,8 +1,11 @@
 """No executor outlives its worker, and no child of user code outlives its executor (X44, X63).
 
 Two ties, since each covers what the other cannot. The pipe: its other end is the worker's alone, and when the worker
-ends in whatever way, Linux sends SIGKILL to this whole process group, programs that user code started included. The
-parent-death signal: it holds also when a fork of the worker's host program keeps the pipe open. Neither needs the GIL.
+ends in whatever way, Linux sends SIGKILL to this whole process group, programs that user code started included, and
+does not need the GIL for it. The parent-death signal: it holds also when a fork of the worker's host program keeps the
+pipe open. It comes when the worker's *thread* ends, and the pipe closes with the worker's last thread: were it SIGKILL
+too, it could end this process before the pipe ends the group, and the programs would stay. So beside a pipe it is a
+signal whose handler ends the group.
 """
 
 from __future__ import annotations
@@ -17,16 +20,22 @@ from collections.abc import Iterable
 from typing import Final, NoReturn, TextIO
 
 _PR_SET_PDEATHSIG: Final = 1
+PARENT_ENDED: Final = getattr(signal, "SIGRTMAX", signal.SIGTERM)
 
 
 class Lifeline:
-    """The parent-death signal: Linux kills this process when its parent ends, even while C code holds the GIL."""
+    """The parent-death signal: Linux tells this process when its parent ends, by SIGKILL or by one that is handled."""
 
     def __init__(self) -> None:
         self._prctl: object = None
 
-    def tie_to(self, parent_pid: int) -> None:
-        """Die with process `parent_pid`, our parent. Does nothing where the system has no such signal.
+    def end_group_with(self, parent_pid: int) -> None:
+        """End our whole process group when `parent_pid`, our parent, ends. For the main thread."""
+        signal.signal(PARENT_ENDED, lambda *_: end_group(0))
+        self.tie_to(parent_pid, PARENT_ENDED)
+
+    def tie_to(self, parent_pid: int, number: int = signal.SIGKILL) -> None:
+        """Be sent the signal when process `parent_pid`, our parent, ends. Nothing where the system has no such thing.
 
         The signal follows the *thread* that spawned us: a worker spawns from one that lives as long as itself.
         """
@@ -37,18 +46,18 @@ class Lifeline:
 
             self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         assert callable(self._prctl)
-        self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        self._prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
         if os.getppid() != parent_pid:  # it ended before the signal was set
             end_group(0)
 
 
-def tie_group_to(pipe_fd: int) -> None:
+def tie_group_to(pipe_fd: int) -> bool:
     """Have the kernel kill this process group once nobody holds the pipe's other end, to which nothing is written.
 
-    Does nothing where the system cannot (F_SETSIG is Linux's), or where the group is not ours alone.
+    Returns False where the system cannot (F_SETSIG is Linux's), or where the group is not ours alone.
     """
     if not hasattr(fcntl, "F_SETSIG") or os.getpgrp() != os.getpid():
-        return
+        return False
     fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, -os.getpid())
     fcntl.fcntl(pipe_fd, fcntl.F_SETSIG, int(signal.SIGKILL))
     fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
@@ -56,6 +65,7 @@ def tie_group_to(pipe_fd: int) -> None:
     poll.register(pipe_fd, 0)
     if poll.poll(0):  # it was closed before the signal was set
         end_group(0)
+    return True
 
 
 def peer_is_parent(sock: _socket.socket) -> bool:

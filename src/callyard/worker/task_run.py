@@ -28,6 +28,8 @@ from callyard.worker.io.hub import TaskIoOptions
 from callyard.worker.results import CallEvent, EventCallback
 
 BATCH_SPAN_MS: Final = 20
+OUTSTANDING_PARTS: Final = 64
+"""A batch holds at least this part of the rows that are outstanding."""
 BATCHES_PER_SLICE: Final = 16
 """Batches built before the loop gets its turn again."""
 
@@ -122,8 +124,11 @@ class TaskRun:
         return bool(taken.rows) and not taken.ended
 
     def _batch_rows(self) -> int:
-        """Rows of the next batch: about `BATCH_SPAN_MS` of the throughput seen so far."""
-        return max(1, min(self._config.batch_rows, int(self._rows_per_ms * BATCH_SPAN_MS)))
+        """Rows of the next batch: about `BATCH_SPAN_MS` of the throughput seen so far, and no less than a small part of
+        what is outstanding, so that many slow calls do not use up the window by ones."""
+        outstanding = self._next_index - self._rows_settled
+        rows = max(1, int(self._rows_per_ms * BATCH_SPAN_MS), outstanding // OUTSTANDING_PARTS)
+        return min(self._config.batch_rows, rows)
 
     def _measure(self, rows: int) -> None:
         self._rows_settled += rows
