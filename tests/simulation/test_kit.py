@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from callyard.clock import Clock
-from callyard.errors import ErrorKind, Outcome
+from callyard.errors import ErrorKind, Outcome, fail
 from callyard.ids import CallId, ExecutorId, RequestId
 from callyard.scheduler.events import AttemptFailed, CallCompleted, CallSuspended
-from callyard.testing import FakeClock, FakeExecutor, Script, SideEffects, Simulation
+from callyard.testing import Ask, FakeClock, FakeExecutor, Script, SideEffects, Simulation
 
 A, B = CallId("a"), CallId("b")
 
@@ -120,8 +120,24 @@ def test_a_hanging_call_shows_in_the_heartbeat() -> None:
     assert bench.executor.running_call() == A
 
 
-def test_a_full_executor_takes_no_more() -> None:
+def test_a_full_executor_gives_roots_back_and_takes_subcalls() -> None:
     bench = Bench(contexts=1)
     bench.executor.execute(A, 1, Script(stretches_ms=(10,)))
-    with pytest.raises(AssertionError, match="exec-0 has no context left for b"):
-        bench.executor.execute(B, 1, Script())
+    bench.executor.execute(B, 1, Script())
+    assert (bench.last.call_id, bench.last.recalled) == (B, True)
+    bench.executor.execute(CallId("a/sub-1"), 1, Script(), is_subcall=True)
+    assert (bench.executor.heartbeat().inflight_count, bench.executor.heartbeat().available_contexts) == (2, 0)
+    bench.run()
+    assert bench.effects.begun == {A: 1, CallId("a/sub-1"): 1}
+
+
+def test_a_script_asks_for_subcalls_and_may_hand_their_failure_on() -> None:
+    bench = Bench()
+    asks = (Ask(None, b"[]"), Ask(None, b"[1]"))
+    bench.executor.execute(A, 1, Script(stretches_ms=(1, 1), requests=0, asks=asks, hands_on=True))
+    bench.run()
+    assert [sent[2] for sent in bench.sent] == ["1.1.a0", "1.1.a1"]
+    bench.executor.resume(A, 1, RequestId("1.1.a0"))
+    bench.executor.resume(A, 1, RequestId("1.1.a1"), fail(ErrorKind.NOT_FOUND, "none"))
+    bench.run()
+    assert (bench.last.kind, bench.last.details) == (ErrorKind.INTERNAL, {"cause": {"kind": "not_found"}})

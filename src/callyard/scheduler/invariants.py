@@ -57,7 +57,7 @@ def _check_call(call: Call) -> None:
     assert not call.queued or call.state is READY, f"queued_is_ready: {call.call_id}"
     aside = call.is_set_aside
     assert not (call.queued and aside), f"aside_or_queued: {call.call_id}"
-    backoff = call.attempt_seq > 0 and call.parent is None
+    backoff = call.attempt_seq > 0
     assert call.queued or aside or call.state is not READY or backoff, f"unqueued_waits: {call.call_id}"
     assert 0 <= call.attempt_count <= call.max_attempts, f"attempts_bounded: {call.call_id}"
     assert call.attempt_count <= call.attempt_seq, f"seq_covers_count: {call.call_id}"

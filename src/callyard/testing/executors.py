@@ -79,8 +79,8 @@ class Attempt(msgspec.Struct, eq=False):
     stretch: int = 0
     begun: bool = False
     open_requests: set[RequestId] = set()
-    failed_request: bool | None = None
-    """A subcall of it failed, and whether it may run again."""
+    failed: CallFailure | None = None
+    """Of the first subcall of it that failed."""
 
 
 class FakeExecutor:
@@ -134,8 +134,7 @@ class FakeExecutor:
         if not self.alive or attempt is None or request_id not in attempt.open_requests:
             return
         attempt.open_requests.remove(request_id)
-        if failure is not None and attempt.failed_request is None:
-            attempt.failed_request = failure.retryable
+        attempt.failed = attempt.failed or failure
         if not attempt.open_requests:
             self._runnable.append(attempt)
             self._turn()
@@ -234,9 +233,10 @@ class FakeExecutor:
             for name, ask in asked.items():
                 self._emit(SubcallRequested(*key, name, ask.target, ask.args, ask.granted_budget_ms, ask.spread))
             self._turn()
-        elif attempt.failed_request is not None and script.hands_on:
-            kind = ErrorKind.TRANSIENT if script.idempotent and attempt.failed_request else ErrorKind.INTERNAL
-            self._fail(attempt, kind, None, {"cause": {"kind": "some"}})
+        elif attempt.failed is not None and script.hands_on:
+            again = script.idempotent and attempt.failed.retryable
+            kind = ErrorKind.TRANSIENT if again else ErrorKind.INTERNAL
+            self._fail(attempt, kind, None, {"cause": {"kind": attempt.failed.kind.value}})
         elif script.dies:
             self.die()
             self._on_death()

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
 import msgspec
@@ -41,19 +42,33 @@ class _Entry(msgspec.Struct):
     """Seconds since 1970."""
 
 
+class _Folder:
+    """A root's descriptor, which stays the folder that was named when its path is moved or replaced.
+
+    Closed with its last user: a thread may outlive the provider.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
 class FilesProvider(Provider):
     read_only: ClassVar[frozenset[str]] = frozenset({"read", "list", "stat"})
 
     def __init__(self, roots: Mapping[str, RootConfig]) -> None:
         self._roots = roots
-        self._folders: dict[str, int] = {}
-        """Descriptors: a root moved or replaced after the start stays the one that was named."""
+        self._folders: dict[str, _Folder] = {}
         self._threads = Threads("files", THREADS)
 
     async def open(self) -> None:
         for name, root in self._roots.items():
             try:
-                self._folders[name] = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._folders[name] = _Folder(root.path)
             except OSError as error:
                 await self.close()
                 raise UsageError(
@@ -62,8 +77,7 @@ class FilesProvider(Provider):
 
     async def close(self) -> None:
         self._threads.close()
-        while self._folders:
-            os.close(self._folders.popitem()[1])
+        self._folders.clear()
 
     async def perform(self, operation: str, request: bytes, body: bytes | None, scope: IoScope) -> Reply:
         if operation == "read":
@@ -90,19 +104,16 @@ class FilesProvider(Provider):
             raise IoFailure(ErrorKind.NOT_FOUND, message, roots=sorted(self._folders))
         if not scope.permits(name):
             raise IoFailure(ErrorKind.DENIED, f"this task may not use the root {name!r}")
-        own = os.dup(folder)  # the thread may outlive `close`
 
         def work() -> Reply:
             try:
-                found = open_beneath(own, below.lstrip("/"))
+                found = open_beneath(folder.fd, below.lstrip("/"))
                 try:
                     return act(self._roots[name], found)
                 finally:
                     os.close(found)
             except (OSError, ValueError) as error:
                 raise _explain(error, path) from error
-            finally:
-                os.close(own)
 
         return await self._threads.run(work)
 

@@ -55,7 +55,7 @@ class DuckdbDatabase:
         cursor = self._instance.cursor()
         rows = RowWriter(rows_max, self._config.max_bytes)
         return await self._threads.run(
-            lambda: _run(cursor, sql, parameters, rows), cursor.interrupt, self._config.timeout_ms
+            lambda: _run(cursor, sql, parameters, rows), lambda: _interrupt(cursor), self._config.timeout_ms
         )
 
 
@@ -85,6 +85,15 @@ def _run(cursor: Any, sql: str, parameters: Parameters, rows: RowWriter) -> byte
         raise _explain(error) from error
     finally:
         cursor.close()
+
+
+def _interrupt(cursor: Any) -> None:
+    import duckdb
+
+    try:
+        cursor.interrupt()
+    except duckdb.ConnectionException:  # it ended and closed the cursor meanwhile
+        pass
 
 
 def _explain(error: Exception) -> IoFailure:

@@ -114,7 +114,8 @@ class PostgresDatabase:
             return IoFailure(ErrorKind.TIMEOUT, text, retryable=True, limit="timeout_ms")
         if state in ("25006", "42501") or "DECLARE CURSOR" in text:  # read_only_sql_transaction, insufficient_privilege
             return IoFailure(ErrorKind.DENIED, f"{text}; only reading is allowed", sqlstate=state)
-        if not state or state.startswith(("08", "53", "57")):
+        # 08P01, protocol_violation, is a wrong number of parameters.
+        if not state or (state.startswith(("08", "53", "57")) and state != "08P01"):
             # Without a state it is libpq's own text, which may show the URL's user and host, never the password.
             message = text if diagnosis else f"PostgreSQL: cannot reach the database {self._name!r}"
             return IoFailure(ErrorKind.UNAVAILABLE, message, retryable=True, sqlstate=state)

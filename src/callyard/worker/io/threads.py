@@ -34,12 +34,13 @@ class Threads:
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._count, thread_name_prefix=f"callyard-{self._name}")
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        job = self._pool.submit(work)
+        future = asyncio.wrap_future(job)
         try:
             async with asyncio.timeout(timeout_ms / 1_000 if timeout_ms else None):
                 return await asyncio.shield(future)
         except (TimeoutError, asyncio.CancelledError):
-            if not future.cancel() and not future.done() and stop is not None:
+            if not job.cancel() and stop is not None:  # it has begun
                 for _ in range(STOP_TRIES):
                     stop()
                     if (await asyncio.wait([future], timeout=STOP_EVERY_S))[0]:
