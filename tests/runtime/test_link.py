@@ -242,7 +242,7 @@ async def test_a_resume_that_cannot_be_sent_ends_the_attempt(make_worker: MakeWo
         call, process, execute = await begin(worker, spawner)
         link = worker._pool._executors[process.executor_id].link
         link.pause_writing()
-        link._outbox_bytes = 64 * 1024
+        assert link.send_nowait(b"x" * 64 * 1024)
         payload = CallWaitingPayload("io", execute.payload.task_id, execute.payload.attempt_seq, IoRequest("p", "o"))
         process.send(CallWaiting(execute.call_id, RequestId("r"), payload))
         with pytest.raises(CallError) as caught:

@@ -484,7 +484,7 @@ class Actor:
 
         payload = ResumeCallPayload(kind, attempt_seq, result, error, budget_used_ms)
         try:
-            sent = link.send(ResumeCall(call_id, request_id, payload), tell_resumed, body)
+            sent = link.send_when_room(ResumeCall(call_id, request_id, payload), tell_resumed, body)
         except ProtocolError as too_large:
             error = WireError(ErrorKind.RESULT, f"the answer is too large to send: {too_large}")
             payload = ResumeCallPayload(kind, attempt_seq, NULL, error, budget_used_ms)

@@ -133,6 +133,8 @@ class ExecutorLink(asyncio.Protocol):
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
         self._batch: OpenBatch | None = None
+        self._held: deque[tuple[WorkerMessage, Callable[[], None] | None, bytes | None]] = deque()
+        """Answers that wait for an empty outbox."""
         self._reader = FrameReader(executor_id)
         self._transport: asyncio.Transport | None = None
         self._write_paused = False
@@ -415,10 +417,27 @@ class ExecutorLink(asyncio.Protocol):
         self._outbox_bytes += len(frame)
         if on_flushed is not None:
             self._flushed.append((len(self._outbox), on_flushed))
-        if self._outbox_bytes > self._bytes_max:
+        if self._outbox_bytes > self._bytes_max and len(self._outbox) > 1:  # one large frame alone is no pile
             self._break("not_reading", f"it left {self._outbox_bytes} bytes unread, outbox_bytes_max={self._bytes_max}")
             return False
         return True
+
+    def send_when_room(
+        self, message: WorkerMessage, on_flushed: Callable[[], None] | None = None, sidecar: bytes | None = None
+    ) -> bool:
+        """`send` for an answer that may be large: it waits here, in order, while the outbox has no room for it.
+
+        The executor asked for each of them, so that many at once are no sign that it has stopped reading; that shows
+        in how long the transport is blocked.
+        """
+        if self._sealed:
+            return False
+        size = len(sidecar or b"")
+        if self._held or (self._outbox and self._outbox_bytes + size > self._bytes_max):
+            encode_message(message, sidecar)  # an answer that no frame can hold is refused now
+            self._held.append((message, on_flushed, sidecar))
+            return True
+        return self.send(message, on_flushed, sidecar)
 
     def flush(self) -> None:
         """Hand the outbox to the transport, up to 64 frames at a time, while the transport has room."""
@@ -427,7 +446,9 @@ class ExecutorLink(asyncio.Protocol):
             return
         if self._batch is not None:
             self._close_batch(self._batch)
-        while outbox and not self._write_paused:
+        while (outbox or self._held) and not self._write_paused:
+            if not outbox and not self.send(*self._held.popleft()):
+                return
             if len(outbox) <= FRAMES_PER_FLUSH:
                 count, data = len(outbox), b"".join(outbox)
                 outbox.clear()
@@ -456,6 +477,7 @@ class ExecutorLink(asyncio.Protocol):
         """Send nothing more; go on reading until the executor's end."""
         self._sealed = True
         self._batch = None
+        self._held.clear()
         self._outbox.clear()
         self._outbox_bytes = 0
         self._flushed.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -36,10 +35,10 @@ class Recorder:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def worker(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(sdk, "_runtime", recorder)
-    return recorder  # type: ignore[return-value]
+    return recorder
 
 
 OK = IoReply(b'{"status":200,"url":"https://h/x","headers":[["Content-Type","text/plain; charset=latin-1"]]}', b"\xe9")
@@ -106,7 +105,7 @@ def test_options_of_a_request(worker: Recorder) -> None:
     )
     for wrong in ({"json": 1, "data": b""}, {"timeout_s": 0}, {"timeout_s": float("nan")}):
         with pytest.raises(ValueError):
-            http.get("u", **wrong)  # type: ignore[arg-type]
+            http.get("u", **wrong)
     with pytest.raises(TypeError, match="timeout"):
         http.get("u", timeout=3)  # type: ignore[call-arg]
 

@@ -93,6 +93,8 @@ class HttpClient:
             raise IoFailure(
                 ErrorKind.TIMEOUT, message, retryable=method in READ_ONLY_METHODS, limit="timeout_ms"
             ) from error
+        except UnicodeError as error:  # of the resolver, for a label that is empty or too long
+            raise IoFailure(ErrorKind.SCHEMA, f"{_host_of(target)[:80]!r} is no name of a host") from error
         except aiohttp.ClientError as error:
             raise _explain(error, method, target) from error
 
