@@ -32,7 +32,7 @@ FIRST: Final = {
 }
 OTHERS: Final = {
     "spare_executors": "processes kept started and idle, to take a lost one's place at once",
-    "executor_spawn_mode": "how executors are started; `process` is the only way",
+    "executor_spawn_mode": "how executors are started: `process`, or `sandbox`",
     "link_mode": "how executors are connected: `socketpair`, inherited, or `path`, a socket in the run's folder",
     "executor_max_runnable": "calls at one executor that are not waiting; one that has as many takes no more",
     "executor_selection_sample_size": "executors compared when a call is placed; 0: all",
@@ -66,6 +66,17 @@ OTHERS: Final = {
     "backoff_ms": "the wait after too many restarts",
     "attach_timeout_ms": "time for a new process to connect",
     "no_executor_timeout_ms": "without any executor for so long, calls end as `unavailable`",
+    "sandbox": (
+        "`bwrap`, `landlock`, `auto` (the strongest here) or `off`;"
+        " by default `auto` in spawn mode `sandbox`, else `off`"
+    ),
+    "sandbox_min": "the least that `auto` may come to; by default `landlock`",
+    "sandbox_memory_bytes": "memory of a sandboxed executor; 0: no limit",
+    "sandbox_tmp_bytes": "size of its own /tmp; 0: no limit",
+    "sandbox_processes": "threads and processes in it; 0: no limit",
+    "sandbox_open_files": "open files of each of its processes; 0: no limit",
+    "sandbox_cpu_percent": "CPU that it may use, 100 for one; 0: no limit",
+    "sandbox_subprocesses": "whether functions in it may start programs",
     "executors_max": "processes while `exclusive` calls wait for one of their own; 0: four times the CPUs",
     "after_interrupt": (
         "an executor in which a call was interrupted is replaced once its others are done (`recycle`),"

@@ -208,6 +208,8 @@ class FakeProcess:
 class FakeSpawner:
     """Spawns `FakeProcess`es and lets the test see them."""
 
+    sends_code = False
+
     def __init__(
         self, *, attach: bool = True, answers: Callable[[FakeProcess, ExecuteCall], None] | None = None
     ) -> None:

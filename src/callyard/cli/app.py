@@ -6,22 +6,29 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
 import callyard
 from callyard.cli.quantities import (
     parse_attempts,
+    parse_cache,
     parse_count,
     parse_duration_ms,
     parse_executors,
+    parse_level,
+    parse_sandbox,
+    parse_sandbox_min,
     parse_size_bytes,
     parse_start_timeout_ms,
 )
 from callyard.cli.screen import Screen
 from callyard.cli.start import Setup
 from callyard.errors import CallyardError, UsageError
+
+if TYPE_CHECKING:
+    from callyard.scheduler.tasks import CachePolicy
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -120,6 +127,27 @@ Audit = Annotated[
         rich_help_panel=_EXECUTORS,
     ),
 ]
+Sandbox = Annotated[
+    str | None,
+    typer.Option(
+        "--sandbox",
+        parser=parse_sandbox,
+        metavar="auto|bwrap|landlock|off",
+        help="Confine the functions: no network, no files of yours. auto: as strongly as this machine allows."
+        " Default: off.",
+        rich_help_panel=_EXECUTORS,
+    ),
+]
+SandboxMin = Annotated[
+    str | None,
+    typer.Option(
+        "--sandbox-min",
+        parser=parse_sandbox_min,
+        metavar="bwrap|landlock|off",
+        help="The least that --sandbox auto may come to. Default: landlock.",
+        rich_help_panel=_EXECUTORS,
+    ),
+]
 AuditLogFile = Annotated[
     Path | None,
     typer.Option(
@@ -127,6 +155,24 @@ AuditLogFile = Annotated[
         metavar="FILE.jsonl",
         help="Where each verdict of the policy is noted.",
         rich_help_panel=_EXECUTORS,
+    ),
+]
+Io = Annotated[
+    Path | None,
+    typer.Option(
+        "--io",
+        metavar="FILE.toml",
+        help="What functions may reach through the worker (http, files, sql, jsonrpc): the file's table io.",
+        rich_help_panel=_EXECUTORS,
+    ),
+]
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        "--log-level",
+        parser=parse_level,
+        metavar="LEVEL",
+        help="Show what functions tell by log() from this level on: debug, info, warning, error or critical.",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, Callyard's own as well.")]
@@ -169,6 +215,14 @@ def run_command(
     ] = False,
     append: Annotated[
         bool, typer.Option("--append", help="Add to an output that is not empty.", rich_help_panel=_OUTPUT)
+    ] = False,
+    with_output: Annotated[
+        bool,
+        typer.Option(
+            "--with-output",
+            help='Add "printed" to the result of a failed call: the last 20 lines that it printed and logged.',
+            rich_help_panel=_OUTPUT,
+        ),
     ] = False,
     limit: Annotated[
         int | None,
@@ -241,9 +295,23 @@ def run_command(
     ] = None,
     include: Include = None,
     start_timeout: StartTimeout = None,
+    io: Io = None,
+    cache: Annotated[
+        str,
+        typer.Option(
+            "--cache",
+            parser=parse_cache,
+            metavar="promised|all|off",
+            help="Which equal calls share one result: those of pure functions, all, or none.",
+            rich_help_panel=_EXECUTORS,
+        ),
+    ] = "promised",
+    sandbox: Sandbox = None,
+    sandbox_min: SandboxMin = None,
     audit: Audit = None,
     audit_log: AuditLogFile = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    log_level: LogLevel = "info",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, log lines and summary.")] = False,
     debug: Debug = False,
 ) -> None:
     from callyard.cli.run import RunOptions, run_list
@@ -262,14 +330,20 @@ def run_command(
             max_attempts=max_attempts,
             max_failures=max_failures,
             fail_fast=fail_fast,
+            cache=cast("CachePolicy", cache),
+            with_output=with_output,
+            log_level=log_level,
             setup=_setup(
                 include,
                 executor_count=executors,
                 start_timeout_ms=start_timeout,
                 executor_memory_high_watermark=executor_memory,
+                sandbox=sandbox,
+                sandbox_min=sandbox_min,
                 quiet=quiet,
                 audit=audit,
                 audit_log=audit_log,
+                io=io,
             ),
             debug=debug,
         )
@@ -291,8 +365,12 @@ def call_command(
     budget: Budget = None,
     include: Include = None,
     start_timeout: StartTimeout = None,
+    io: Io = None,
+    sandbox: Sandbox = None,
+    sandbox_min: SandboxMin = None,
     audit: Audit = None,
     audit_log: AuditLogFile = None,
+    log_level: LogLevel = "info",
     debug: Debug = False,
 ) -> None:
     """Run one call and print its value as JSON."""
@@ -303,11 +381,14 @@ def call_command(
         executor_count=1,
         spare_executors=0,
         start_timeout_ms=start_timeout,
+        sandbox=sandbox,
+        sandbox_min=sandbox_min,
         audit=audit,
         audit_log=audit_log,
+        io=io,
     )
     _guard(
-        lambda screen: call_once(target, arguments or [], json_arguments, budget, setup, screen),
+        lambda screen: call_once(target, arguments or [], json_arguments, budget, log_level, setup, screen),
         debug=debug,
     )
 
@@ -318,6 +399,8 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, with JSON Schemas, as one JSON object.")] = False,
     include: Include = None,
     start_timeout: StartTimeout = None,
+    sandbox: Sandbox = None,
+    sandbox_min: SandboxMin = None,
     audit: Audit = None,
     audit_log: AuditLogFile = None,
     debug: Debug = False,
@@ -330,10 +413,33 @@ def list_command(
         executor_count=1,
         spare_executors=0,
         start_timeout_ms=start_timeout,
+        sandbox=sandbox,
+        sandbox_min=sandbox_min,
         audit=audit,
         audit_log=audit_log,
     )
     _guard(lambda screen: list_functions(target, setup, screen, as_json=as_json), debug=debug)
+
+
+@app.command("doctor")
+def doctor_command(
+    sandbox_min: Annotated[
+        str,
+        typer.Option(
+            "--sandbox-min",
+            parser=parse_sandbox_min,
+            metavar="bwrap|landlock|off",
+            help="Exit with 1 when this machine does not allow at least this level. Default: landlock.",
+        ),
+    ] = "landlock",
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say what this machine can enforce: sandbox levels, limits, versions."""
+    from callyard.cli.doctor import examine
+    from callyard.worker.sandbox.levels import Level
+
+    _guard(lambda _: examine(Level(sandbox_min), as_json=as_json), debug=debug)
 
 
 def _setup(
@@ -342,10 +448,11 @@ def _setup(
     quiet: bool = False,
     audit: str | None = None,
     audit_log: Path | None = None,
+    io: Path | None = None,
     **settings: Any,
 ) -> Setup:
     given = {name: value for name, value in settings.items() if value is not None}
-    return Setup(include=tuple(include or ()), settings=given, quiet=quiet, audit=audit, audit_log=audit_log)
+    return Setup(include=tuple(include or ()), settings=given, quiet=quiet, audit=audit, audit_log=audit_log, io=io)
 
 
 def _refuse_both(one: str, has_one: bool, other: str, has_other: bool) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from callyard.cli.calls import summarise
 from callyard.cli.interrupts import Interrupts
+from callyard.cli.live import Live, shown_amount
 from callyard.cli.screen import Screen
 from callyard.cli.start import Setup, run_command, started_worker
 from callyard.cli.streams import check_stdout, write_stdout
@@ -21,6 +22,7 @@ def call_once(
     arguments: Sequence[str],
     json_arguments: str | None,
     budget_ms: int | None,
+    log_level: str,
     setup: Setup,
     screen: Screen,
 ) -> int:
@@ -36,11 +38,17 @@ def call_once(
             if name is None:
                 names = ", ".join(worker.registry.names())
                 raise UsageError(f"{path} has several functions: write {path}:NAME with one of {names}")
-            result = await worker.call_result(name, args, strings=strings, budget_ms=budget_ms)
+            live = Live(screen, log_level, prefixed=False, keeps_amounts=screen.is_terminal)
+            async with shown_amount(screen, live):
+                result = await worker.call_result(
+                    name, args, strings=strings, budget_ms=budget_ms, on_event=live.on_event
+                )
         if result.raw is not None:
             write_stdout(result.raw + b"\n")
             return 0
         assert result.error is not None
+        for line in live.hidden:  # the other lines of its last ones stand above
+            screen.say(line, style="dim")
         _show_failure(result.error, screen)
         return 1
 

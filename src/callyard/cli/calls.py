@@ -14,6 +14,7 @@ from callyard.errors import KIND_RULES, CallFailure, ErrorKind, Outcome
 from callyard.scheduler import CallResult
 from callyard.worker.builders import CsvSource, JsonlSource, Row
 from callyard.worker.outputs import OutputSink
+from callyard.worker.results import printed_of
 
 STOPPED_KINDS: Final = frozenset({ErrorKind.CANCELLED, ErrorKind.DEADLINE, ErrorKind.SHUTTING_DOWN})
 """Not failures of a function: the run was ended before or while it ran."""
@@ -103,6 +104,8 @@ class Alike(msgspec.Struct):
     """The first such call."""
     line: int | None
     failure: CallFailure
+    tail: tuple[str, ...] = ()
+    """The last lines that this call printed and logged."""
 
     @property
     def where(self) -> str:
@@ -140,12 +143,12 @@ class Tally:
     def write(self, results: Sequence[CallResult]) -> None:
         for result in results:
             if result.failure is not None:
-                self._count(result.index, result.failure)
+                self._count(result, result.failure)
         self._sink.write(results)
         if results:
             self._calls.forget_before(results[-1].index + 1)
 
-    def _count(self, index: int, failure: CallFailure) -> None:
+    def _count(self, result: CallResult, failure: CallFailure) -> None:
         if failure.kind in STOPPED_KINDS:
             if failure.outcome is Outcome.NOT_RUN:
                 self.not_run += 1
@@ -157,7 +160,9 @@ class Tally:
         if known is not None:
             known.count += 1
         elif len(alike) < PATTERNS_MAX:
-            alike[pattern] = Alike(1, index, self._calls.find_line(index), failure)
+            printed = printed_of(result)
+            tail = () if printed is None else printed.tail
+            alike[pattern] = Alike(1, result.index, self._calls.find_line(result.index), failure, tail)
         else:
             self.others[failure.kind] = self.others.get(failure.kind, 0) + 1
 

@@ -44,7 +44,7 @@ def list_functions(target: Path, setup: Setup, screen: Screen, *, as_json: bool)
             listing = Listing(str(path), registry.bundle.digest, registry.installed_packages, registry.specs())
             write_stdout(msgspec.json.format(msgspec.json.encode(listing)) + b"\n")
         else:
-            write_stdout(_render(_describe(registry)))
+            write_stdout(render(_describe(registry)))
         return 0
 
     return run_command(work, screen)
@@ -61,7 +61,7 @@ def _describe(registry: Registry) -> Iterable[Text]:
         yield Text(f"imports {', '.join(registry.installed_packages)}", style="dim")
 
 
-def _render(lines: Iterable[Text]) -> bytes:
+def render(lines: Iterable[Text]) -> bytes:
     """With colours where stdout is a terminal, and never wrapped: pipes need whole lines."""
     buffer = io.StringIO()
     console = Console(file=buffer, force_terminal=sys.stdout.isatty())

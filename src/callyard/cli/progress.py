@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
 
+from callyard.cli.live import BAR_INTERVAL_S, NotedProgress
 from callyard.cli.quantities import show_duration
 from callyard.cli.screen import Screen
 from callyard.worker.pool import SlotState, SlotView
 from callyard.worker.results import RunningCall, RunProgress
 
-BAR_INTERVAL_S: Final = 0.1
 LOOK_INTERVAL_S: Final = 0.5
 LINE_INTERVAL_MS: Final = 5_000
 SLOW_NOTE_MS: Final = 30_000
@@ -135,10 +135,17 @@ def describe_load(slots: Sequence[SlotView]) -> str:
     return ", ".join(parts)
 
 
-async def show_progress(screen: Screen, worker: WorkerView, run: RunView, *, bar: bool, lines: bool) -> None:
-    """Show the run until cancelled: a bar, or a plain line now and then, or neither but what `Watch` has to say."""
+Describe = Callable[[Sequence[RunningCall]], str]
+"""What to say of the calls that run, the one that has run longest first."""
+
+
+async def show_progress(
+    screen: Screen, worker: WorkerView, run: RunView, *, bar: bool, lines: bool, describe: Describe
+) -> None:
+    """Show the run until cancelled: a bar, with `describe` below it, or a plain line now and then, or neither but what
+    `Watch` has to say."""
     if bar:
-        await _show_bar(screen, worker, run)
+        await _show_bar(screen, worker, run, describe)
         return
     watch, pace = Watch(worker), Pace()
     pace.measure(run.progress())
@@ -156,7 +163,7 @@ async def show_progress(screen: Screen, worker: WorkerView, run: RunView, *, bar
             screen.say(f"{show_duration(progress.elapsed_ms)}{part}: {counts}; {describe_load(worker.slots())}")
 
 
-async def _show_bar(screen: Screen, worker: WorkerView, run: RunView) -> None:
+async def _show_bar(screen: Screen, worker: WorkerView, run: RunView, describe: Describe) -> None:
     watch, pace = Watch(worker), Pace()
     columns = (
         BarColumn(bar_width=16),
@@ -164,7 +171,7 @@ async def _show_bar(screen: Screen, worker: WorkerView, run: RunView) -> None:
         TextColumn("{task.fields[counts]}"),
         TextColumn("{task.fields[load]}", style="dim"),
     )
-    with Progress(
+    with NotedProgress(
         *columns,
         console=screen.console,
         transient=True,
@@ -181,6 +188,7 @@ async def _show_bar(screen: Screen, worker: WorkerView, run: RunView) -> None:
                     screen.say(note, style="yellow")
                 screen.show_held()
                 fraction = find_fraction(progress)
+                bar.note = describe(worker.running())
                 bar.update(
                     row,
                     total=None if fraction is None else 1.0,

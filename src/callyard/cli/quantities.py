@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, get_args
 
 import typer
+
+from callyard.worker.sandbox.levels import CHOICES, LEVELS
 
 DURATION_MS_MAX: Final = 30 * 24 * 3_600_000
 SIZE_BYTES_MAX: Final = 1 << 50
@@ -75,6 +78,35 @@ def parse_attempts(text: str) -> int:
     from callyard.worker.worker import MAX_ATTEMPTS_RANGE
 
     return parse_count(text, *MAX_ATTEMPTS_RANGE)
+
+
+def parse_level(text: str) -> str:
+    """A level of `log`. Raises typer.BadParameter."""
+    from callyard.sdk import LEVELS
+
+    return _parse_choice(text, tuple(LEVELS))
+
+
+def parse_cache(text: str) -> str:
+    """Whose results are kept. Raises typer.BadParameter."""
+    from callyard.scheduler.tasks import CachePolicy
+
+    return _parse_choice(text, get_args(CachePolicy))
+
+
+def parse_sandbox(text: str) -> str:
+    return _parse_choice(text, CHOICES)
+
+
+def parse_sandbox_min(text: str) -> str:
+    return _parse_choice(text, LEVELS)
+
+
+def _parse_choice(text: str, choices: Sequence[str]) -> str:
+    word = text.strip().lower()
+    if word not in choices:
+        raise typer.BadParameter(f"expected one of {', '.join(choices)}, got {text!r}")
+    return word
 
 
 def _range_of(setting: str) -> tuple[int, int]:

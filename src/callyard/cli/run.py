@@ -12,15 +12,17 @@ from typing import Final
 
 from callyard.cli.calls import STOPPED_KINDS, CallList, Tally, summarise
 from callyard.cli.interrupts import Interrupts, exit_status
+from callyard.cli.live import Live
 from callyard.cli.progress import show_progress
 from callyard.cli.quantities import show_duration, show_size
 from callyard.cli.screen import Screen, is_plain_file
 from callyard.cli.start import Setup, run_command, started_worker
 from callyard.errors import UsageError
 from callyard.scheduler import StopReason
+from callyard.scheduler.tasks import CachePolicy
 from callyard.worker.builders import JsonlSource, open_source
 from callyard.worker.outputs import Existing, OutputClosed, check_output, open_output
-from callyard.worker.results import RunSummary
+from callyard.worker.results import EventCallback, RunSummary
 from callyard.worker.worker import Run, Worker
 from callyard.yard import only_function, split_target
 
@@ -44,6 +46,9 @@ class RunOptions:
     max_attempts: int | None
     max_failures: int | None
     fail_fast: bool
+    cache: CachePolicy
+    with_output: bool
+    log_level: str
     setup: Setup
     debug: bool
 
@@ -70,7 +75,11 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
                 f"{options.calls}: rows of a CSV file name no function, and {path} has several:"
                 f" write {path}:NAME with one of {', '.join(worker.registry.names())}"
             )
-        tally = Tally(open_output(options.output, existing=options.existing, source=options.calls), calls)
+        output = open_output(
+            options.output, existing=options.existing, source=options.calls, with_printed=options.with_output
+        )
+        tally = Tally(output, calls)
+        live = Live(screen, options.log_level, prefixed=True, keeps_amounts=_has_bar(options, screen))
         run = worker.open_run(
             name,
             calls,
@@ -79,10 +88,12 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
             budget_ms=options.budget_ms,
             max_failures=options.max_failures,
             fail_fast=options.fail_fast,
+            cache=options.cache,
+            on_event=_listener(options, live),
         )
         interrupts.handler = _Stopper(run, screen, interrupts, quiet=options.setup.quiet)
         try:
-            async with _shown(options, screen, worker, run, name):
+            async with _shown(options, screen, worker, run, name, live):
                 summary = await run.wait()
         except OutputClosed:  # the reader of our output has seen enough, or the same Ctrl-C ended it
             return exit_status(interrupts.number) if interrupts.number else 0
@@ -92,6 +103,19 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
     if number:
         return exit_status(number)
     return 0 if summary.failed <= (options.max_failures or 0) and summary.stop_reason is None else 1
+
+
+def _has_bar(options: RunOptions, screen: Screen) -> bool:
+    """A bar needs the terminal for itself: results on it, or in a pipe to what prints there, would tear it."""
+    alone = is_plain_file(1 if options.output == "-" else options.output)
+    return screen.is_terminal and alone and not options.setup.quiet
+
+
+def _listener(options: RunOptions, live: Live) -> EventCallback | None:
+    """Where nothing of it is shown, calls need not tell anything."""
+    if not options.setup.quiet:
+        return live.on_event
+    return (lambda _: None) if options.with_output else None
 
 
 class _Stopper:
@@ -124,7 +148,7 @@ class _Stopper:
 
 @asynccontextmanager
 async def _shown(
-    options: RunOptions, screen: Screen, worker: Worker, run: Run, function: str | None
+    options: RunOptions, screen: Screen, worker: Worker, run: Run, function: str | None, live: Live
 ) -> AsyncIterator[None]:
     """Show the run while the body waits for it. A fault of the display is raised when the run is over."""
     if options.setup.quiet:
@@ -140,11 +164,10 @@ async def _shown(
     screen.say(f"{'1 executor' if count == 1 else f'{count} executors'}, {budget}{named}", style="dim")
     if options.calls == "-" and os.isatty(0):
         screen.say("reading rows from the terminal; Ctrl-D ends them", style="dim")
-    # A bar needs the terminal for itself: results on the same one, or in a pipe to what prints there, would tear it.
-    alone = is_plain_file(1 if options.output == "-" else options.output)
     scrolling = options.output == "-" and os.isatty(1)
+    bar = _has_bar(options, screen)
     shown = asyncio.ensure_future(
-        show_progress(screen, worker, run, bar=screen.is_terminal and alone, lines=not scrolling)
+        show_progress(screen, worker, run, bar=bar, lines=not scrolling, describe=live.describe_longest)
     )
     try:
         yield
@@ -173,11 +196,14 @@ def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallL
     for kind in sorted(tally.kinds, key=lambda kind: (kind in STOPPED_KINDS, -tally.count(kind))):
         groups, rest_count = tally.most_frequent(kind, ALIKE_SHOWN_MAX)
         screen.say(f"  {tally.count(kind):,} {kind.value}: {summarise(*(g.failure for g in groups))}", style="red")
-        for alike in groups:
+        for number, alike in enumerate(groups):
             many = f"{alike.count:,} such as " if alike.count > 1 else ""
             screen.say(f"      {many}{alike.where}: {alike.message}")
             if options.debug and alike.failure.stack:
                 screen.say(alike.failure.stack, style="dim")
+            if number == 0:
+                for line in alike.tail:
+                    screen.say(f"        | {line}", style="dim")
         if rest_count:
             screen.say(f"      {rest_count:,} with other messages")
     if summary.failed and os.path.isfile(options.output):

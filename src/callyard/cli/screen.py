@@ -41,8 +41,12 @@ class Screen:
         self.console.print(clean(text), style=style)
 
     def say_output(self, executor_id: ExecutorId, line: str) -> None:
-        """A line that user code printed. Beside a bar it waits for the bar's next turn."""
-        text = f"{executor_id} | {clean(line)}"
+        """A line that user code printed."""
+        self.say_line(f"{executor_id} | {line}")
+
+    def say_line(self, line: str) -> None:
+        """A line of user code. Beside a bar it waits for the bar's next turn."""
+        text = clean(line)
         if not self._holding:
             self.console.file.write(f"{text}\n")
             return

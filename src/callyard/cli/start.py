@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tomllib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from typing import Any, Final
 from callyard.cli.interrupts import Interrupts
 from callyard.cli.quantities import show_duration
 from callyard.cli.screen import Screen
+from callyard.errors import UsageError
 from callyard.functions.registry import Registry
 from callyard.worker.config import WorkerConfig
+from callyard.worker.io.config import IoConfig
+from callyard.worker.sandbox.report import summarize
 from callyard.worker.worker import Worker
 from callyard.yard import run_sync
 
@@ -33,6 +37,8 @@ class Setup:
     audit: str | None = None
     """A policy in words; see `parse_policy`."""
     audit_log: Path | None = None
+    io: Path | None = None
+    """A TOML file with the table `[io]`."""
 
 
 def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: Screen) -> int:
@@ -55,6 +61,7 @@ async def started_worker(path: Path, setup: Setup, screen: Screen) -> AsyncItera
         on_output=screen.say_output,
         audit=setup.audit,
         audit_log=setup.audit_log,
+        io=None if setup.io is None else read_io(setup.io),
     )
     slow = None if setup.quiet else asyncio.ensure_future(_say_slow_start(screen, path, config))
     try:
@@ -62,12 +69,32 @@ async def started_worker(path: Path, setup: Setup, screen: Screen) -> AsyncItera
     finally:
         if slow is not None:
             slow.cancel()
+    if config.sandbox_choice != "off" and not setup.quiet:
+        screen.say(summarize(worker.sandbox), style="dim")
     try:
         yield worker
     except BaseException:
         await worker.close(drain=False)
         raise
     await worker.close()
+
+
+def read_io(path: Path) -> IoConfig:
+    """The table `[io]` of a TOML file; its relative paths start from the file's folder. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            settings = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is no TOML: {error}") from error
+    table = settings.get("io")
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: expected a table [io], such as [io.files] with a line data = '/srv/data'")
+    try:
+        return IoConfig.from_mapping(table, path.absolute().parent)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 async def _say_slow_start(screen: Screen, path: Path, config: WorkerConfig) -> None:

@@ -36,6 +36,8 @@ def main(argv: list[str]) -> NoReturn:
         options = parse_options(argv)
         sock = open_socket(options.socket_fd, options.socket_path)
         marks = MarkPage(options.mark_fd) if options.mark_fd >= 0 else Marks()
+        if options.confine:
+            confine(options)
     except VersionMismatch as error:
         leave(str(error), EXIT_VERSION)
     except (UsageError, OSError) as error:
@@ -51,6 +53,15 @@ def main(argv: list[str]) -> NoReturn:
         leave("a bug of callyard's: see the traceback above", EXIT_SOFTWARE)
 
 
+def confine(options: Options) -> None:
+    """Before hello: who hears it knows that this process is confined. Raises `UsageError` when it cannot be."""
+    from callyard.executor.confine import apply, parse_confinement
+
+    if options.lifeline_fd >= 0:
+        tie_group_to(options.lifeline_fd)  # later it would be refused
+    apply(parse_confinement(options.confine))
+
+
 def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> NoReturn:
     """Say hello first, arrange the rest after: what follows costs the worker no waiting."""
     parent_pid = os.getppid()
@@ -61,7 +72,7 @@ def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> N
     hub.watch = watch = Watch(hub, link, options.executor_id, options.heartbeat_interval_ms, end)
     watch.beat(token)
     watch.start()
-    is_tied = options.lifeline_fd >= 0 and tie_group_to(options.lifeline_fd)
+    is_tied = options.lifeline_fd >= 0 and (bool(options.confine) or tie_group_to(options.lifeline_fd))
     lifeline = Lifeline()
     if options.socket_fd >= 0 or peer_is_parent(sock):
         if is_tied:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import msgspec
 
 from callyard.errors import ErrorKind, Outcome, ProtocolError
 from callyard.executor import failures
+from callyard.executor.archive import PART_REQUEST, Unpacker
 from callyard.executor.code import Code, NotUsable
 from callyard.executor.contexts import Call
 from callyard.executor.failures import Fault
@@ -33,6 +36,7 @@ class CodePlace(msgspec.Struct, frozen=True):
     """Where the worker put a bundle: `result` of the ResumeCall that answers for code."""
 
     path: str
+    """Empty: its bytes have come over the link, in parts before this."""
     module: str
 
 
@@ -47,6 +51,9 @@ class Binding:
         self._waiting: deque[Call] = deque()
         self._request: RequestId | None = None
         self._requests = 0
+        self._unpacker: Unpacker | None = None
+        self._no_room: WireError | None = None
+        """Why the parts that came could not be kept."""
 
     def admit(self, call: Call) -> Fault | None:
         """See to the code of a call that is not loaded: the call waits here, or fails with what is returned."""
@@ -71,7 +78,9 @@ class Binding:
         self._link.put(encode_message(CallWaiting(call.call_id, self._request, payload)))
 
     def takes_answer(self, message: ResumeCall) -> bool:
-        """Whether this is the answer that we wait for; once."""
+        """Whether this is the answer that we wait for; once. Or a part of the code, which comes unasked before it."""
+        if message.request_id.startswith(PART_REQUEST):
+            return True
         expected = message.payload.resume_kind is WaitKind.FUNCTION_CODE and message.request_id == self._request
         if expected:
             self._request = None
@@ -79,8 +88,11 @@ class Binding:
 
     def take_code(self, message: ResumeCall) -> Iterable[Call]:
         """Load what the worker sent. Returns the calls that waited. Raises `ProtocolError`, or `CodeRefused`."""
+        if message.request_id.startswith(PART_REQUEST):
+            self._unpack(self._link.sidecars.pop(message.request_id, b""))
+            return ()
         assert self._digest is not None
-        error = message.payload.error
+        error = message.payload.error or self._no_room
         if error is None:
             self._load_once(self._digest, _read_place(message))
             return self._no_longer_waiting()
@@ -96,6 +108,8 @@ class Binding:
         freed: Iterable[Call] = ()
         if self._digest not in (None, wanted.function_code_digest):
             error = WireError(ErrorKind.INTERNAL, self._mismatch(wanted.function_code_digest))
+        elif self._no_room is not None:
+            error = self._no_room
         else:
             code = self._load_once(wanted.function_code_digest, CodePlace(wanted.path, wanted.module))
             freed = self._no_longer_waiting()
@@ -111,8 +125,31 @@ class Binding:
     def _load_once(self, digest: Digest, place: CodePlace) -> Code:
         if self.code is None:
             self._digest, self._request = digest, None
-            self.code = self._load(digest, place)
+            self.code = self._load(digest, place if place.path else self._unpacked(digest, place.module))
         return self.code
+
+    def _unpack(self, part: bytes) -> None:
+        """Keep a part of the bundle, in the one folder that a confined executor may write to.
+
+        Raises `ProtocolError` for what is no archive. No room is an answer: that bundle cannot be loaded here.
+        """
+        if self.code is not None:
+            raise ProtocolError("code came for an executor that has loaded its bundle")
+        if self._no_room is not None:
+            return
+        try:
+            if self._unpacker is None:
+                self._unpacker = Unpacker(Path(os.environ.get("TMPDIR", "/tmp"), "bundle"))
+            self._unpacker.feed(part)
+        except OSError as error:
+            message = f"no room for the bundle in the executor's {error.filename or 'tmp'}: {error.strerror}"
+            self._no_room = WireError(ErrorKind.RESOURCE_LIMIT, f"{message} (sandbox_tmp_bytes)")
+
+    def _unpacked(self, digest: Digest, module: str) -> CodePlace:
+        if self._unpacker is None:
+            raise ProtocolError("expected the path of the bundle, or its bytes before this")
+        self._unpacker.finish(digest)
+        return CodePlace(str(self._unpacker.folder), module)
 
     def _no_longer_waiting(self) -> list[Call]:
         waiting = [call for call in self._waiting if not call.over]

@@ -47,6 +47,7 @@ class MarkPage(Marks):
             if size == 0 or size % MARK_BYTES:
                 raise UsageError(f"--mark-fd {fd}: expected a file of a multiple of 8 bytes, got {size} bytes")
             self._map = mmap.mmap(fd, size, mmap.MAP_SHARED)
+            _point_elsewhere(fd)
             os.close(fd)
         except OSError as error:
             raise UsageError(f"--mark-fd {fd}: {error}") from error
@@ -66,3 +67,18 @@ class MarkPage(Marks):
     def close(self) -> None:
         self._page.release()
         self._map.close()
+
+
+def _point_elsewhere(fd: int) -> None:
+    """Python keeps a copy of the descriptor beside the mapping. User code that found it could shorten the file, and the
+    worker's next look at its page would be its death: the copy becomes one of /dev/null."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    page = os.fstat(fd)
+    for name in os.listdir("/dev/fd"):
+        copy = int(name)
+        try:
+            if copy != fd and os.path.samestat(os.fstat(copy), page):
+                os.dup2(null, copy, inheritable=False)
+        except OSError:  # what the listing itself had open
+            continue
+    os.close(null)

@@ -45,6 +45,8 @@ class Options(msgspec.Struct, frozen=True):
     """A pipe whose other end only the worker holds."""
     heartbeat_interval_ms: int = 500
     capture_locals: bool = False
+    confine: str = ""
+    """What the process takes away from itself, as JSON (`executor.confine`)."""
 
 
 _NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
@@ -56,7 +58,7 @@ _NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
     "--lifeline-fd": ("lifeline_fd", 0, 1 << 20),
     "--heartbeat-interval-ms": ("heartbeat_interval_ms", 10, 60_000),
 }
-_TEXTS: Final = {"--executor-id": "executor_id", "--socket-path": "socket_path"}
+_TEXTS: Final = {"--executor-id": "executor_id", "--socket-path": "socket_path", "--confine": "confine"}
 
 
 def parse_options(argv: list[str]) -> Options:

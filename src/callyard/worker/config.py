@@ -16,6 +16,7 @@ from callyard.errors import UsageError
 from callyard.policy.restart import RestartPolicy
 from callyard.policy.stall import MARGIN_MS, derive_stall_timeout_ms
 from callyard.scheduler import SchedulerConfig
+from callyard.worker.sandbox.levels import Level, Limits, SandboxChoice, check_choice
 
 MIB: Final = 1024 * 1024
 SECOND_MS: Final = 1_000
@@ -23,6 +24,7 @@ SECOND_MS: Final = 1_000
 
 class ExecutorSpawnMode(StrEnum):
     PROCESS = "process"
+    SANDBOX = "sandbox"
 
 
 LinkMode = Literal["socketpair", "path"]
@@ -62,6 +64,14 @@ class WorkerConfig:
     executor_count: int = 0  # processes that run calls; 0: the CPUs this process may use
     spare_executors: int = 1  # started and idle, to take a lost one's slot at once
     executor_spawn_mode: ExecutorSpawnMode = ExecutorSpawnMode.PROCESS
+    sandbox: SandboxChoice | None = None  # goes before the spawn mode; None: auto in mode sandbox, off in mode process
+    sandbox_min: str | None = None  # the least that auto may come to; None: landlock
+    sandbox_memory_bytes: int = 2_048 * MIB  # 0: off; so are the others
+    sandbox_tmp_bytes: int = 128 * MIB
+    sandbox_processes: int = 64  # threads and processes
+    sandbox_open_files: int = 256
+    sandbox_cpu_percent: int = 0  # 100: one CPU
+    sandbox_subprocesses: bool = False
     link_mode: LinkMode = "socketpair"
     executor_max_inflight: int = 128  # root calls at one executor
     executor_max_runnable: int = 128
@@ -113,6 +123,9 @@ class WorkerConfig:
             _check_range(name, value, low, high)
         if self.link_mode not in get_args(LinkMode):
             raise UsageError(f"link_mode must be one of {', '.join(get_args(LinkMode))}, got {self.link_mode!r}")
+        check_choice(self.sandbox, self.sandbox_min)
+        if self.sandbox_choice != "off" and self.link_mode == "path":
+            raise UsageError("link_mode=path has no sandbox: its link is inherited, link_mode=socketpair")
         if self.after_interrupt not in get_args(AfterInterrupt):
             raise UsageError(
                 f"after_interrupt must be one of {', '.join(get_args(AfterInterrupt))}, got {self.after_interrupt!r}"
@@ -123,6 +136,28 @@ class WorkerConfig:
     @property
     def executors(self) -> int:
         return self.executor_count or count_available_cpus()
+
+    @property
+    def sandbox_choice(self) -> SandboxChoice:
+        if self.sandbox is not None:
+            return self.sandbox
+        return "auto" if self.executor_spawn_mode is ExecutorSpawnMode.SANDBOX else "off"
+
+    @property
+    def sandbox_least(self) -> Level:
+        """Nobody who asks for a sandbox gets none without saying so."""
+        return Level.LANDLOCK if self.sandbox_min is None else Level(self.sandbox_min)
+
+    @property
+    def sandbox_limits(self) -> Limits:
+        return Limits(
+            memory_bytes=self.sandbox_memory_bytes,
+            tmp_bytes=self.sandbox_tmp_bytes,
+            processes=self.sandbox_processes,
+            open_files=self.sandbox_open_files,
+            cpu_percent=self.sandbox_cpu_percent,
+            subprocesses=self.sandbox_subprocesses,
+        )
 
     @property
     def stall_timeout_ms(self) -> int:
@@ -226,6 +261,14 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
             "executors_max",
             "after_interrupt",
             "executor_spawn_mode",
+            "sandbox",
+            "sandbox_min",
+            "sandbox_memory_bytes",
+            "sandbox_tmp_bytes",
+            "sandbox_processes",
+            "sandbox_open_files",
+            "sandbox_cpu_percent",
+            "sandbox_subprocesses",
             "executor_max_inflight",
             "executor_max_runnable",
             "executor_selection_sample_size",
@@ -263,6 +306,11 @@ _DAY_MS: Final = 24 * 3_600 * SECOND_MS
 _RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "executor_count": (0, 1_024),
     "spare_executors": (0, 64),
+    "sandbox_memory_bytes": (0, 1 << 50),
+    "sandbox_tmp_bytes": (0, 1 << 50),
+    "sandbox_processes": (0, 1 << 20),
+    "sandbox_open_files": (0, 1 << 20),
+    "sandbox_cpu_percent": (0, 102_400),
     "executors_max": (0, 4_096),
     "executor_max_inflight": (1, 4_096),
     "executor_max_runnable": (1, 4_096),

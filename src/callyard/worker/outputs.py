@@ -21,6 +21,7 @@ import msgspec
 
 from callyard.errors import CallFailure, UsageError
 from callyard.scheduler import CallResult
+from callyard.worker.results import printed_of
 
 __all__ = [
     "CallResult",
@@ -75,7 +76,8 @@ class JsonlOutput:
     """One JSON line per result, to a path, `-` (standard output) or an open binary stream.
 
     The file is opened when the sink is made, so that a path that cannot be written fails before any call runs.
-    `existing` says what becomes of a file that is not empty. `source` is the path of the call list, which must not be
+    `existing` says what becomes of a file that is not empty. `with_printed` adds what is attached to a result of its
+    call's output, as `printed`. `source` is the path of the call list, which must not be
     the output. After a full disk the file ends with its last whole line. Raises `OutputError`.
     """
 
@@ -85,7 +87,9 @@ class JsonlOutput:
         *,
         existing: Existing = "refuse",
         source: str | os.PathLike[str] | None = None,
+        with_printed: bool = False,
     ) -> None:
+        self._format = format_line_with_printed if with_printed else format_line
         self.lines = 0
         """Lines handed on so far."""
         self._buffer: list[bytes] = []
@@ -109,7 +113,7 @@ class JsonlOutput:
         add = self._buffer.append
         size = 0
         for result in results:
-            line = format_line(result)
+            line = self._format(result)
             size += len(line)
             add(line)
         self._buffer_bytes += size
@@ -233,10 +237,11 @@ def open_output(
     *,
     existing: Existing = "refuse",
     source: str | os.PathLike[str] | None = None,
+    with_printed: bool = False,
 ) -> JsonlOutput:
     """The sink for a path, by its suffix or by `format`; `-` is standard output. Raises `OutputError`."""
     _check_format(path, format)
-    return JsonlOutput(path, existing=existing, source=source)
+    return JsonlOutput(path, existing=existing, source=source, with_printed=with_printed)
 
 
 def check_output(
@@ -278,6 +283,16 @@ def format_line(result: CallResult) -> bytes:
     if b"\n" in output or b"\r" in output:  # white space in foreign JSON; inside text it is always escaped
         output = output.replace(b"\n", b" ").replace(b"\r", b" ")
     return b'{"index":%d,"ok":true,"output":%b}\n' % (result.index, output)
+
+
+def format_line_with_printed(result: CallResult) -> bytes:
+    """The same with `"printed":"…"`, and `"cut_bytes":…` when not all of it is there. Source: X58."""
+    line = format_line(result)
+    printed = printed_of(result)
+    if printed is None:
+        return line
+    cut = b',"cut_bytes":%d' % printed.cut_bytes if printed.cut_bytes else b""
+    return b'%b,"printed":%b%b}\n' % (line[:-2], _ENCODE(printed.text), cut)
 
 
 def _error_fields(failure: CallFailure) -> dict[str, Any]:

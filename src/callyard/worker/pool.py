@@ -28,6 +28,7 @@ import msgspec
 import callyard
 from callyard.clock import Clock
 from callyard.errors import ErrorKind, UsageError
+from callyard.executor.archive import PART_BYTES, PART_REQUEST, read_parts
 from callyard.ids import CallId, Digest, ExecutorId, RequestId
 from callyard.policy.restart import RestartThrottle
 from callyard.policy.stall import StallLimits, compute_limits, is_stalled
@@ -48,6 +49,7 @@ from callyard.wire.messages import (
     ResumeCallPayload,
     WaitKind,
     WireError,
+    WorkerMessage,
 )
 from callyard.worker.actor import Actor
 from callyard.worker.code_view import Standing, choose_replaced
@@ -465,8 +467,10 @@ class Pool:
             found = self._find_bundle(digest) if is_own else None
             if found is not None:
                 path, module = found
-                result = msgspec.Raw(msgspec.json.encode({"path": str(path), "module": module}))
-                self._resume(link, message, WaitKind.FUNCTION_CODE, result=result)
+                shown = "" if self._spawner.sends_code else str(path)
+                result = msgspec.Raw(msgspec.json.encode({"path": shown, "module": module}))
+                answer = ResumeCallPayload(WaitKind.FUNCTION_CODE, payload.attempt_seq, result)
+                self._send_after_code(link, path, ResumeCall(message.call_id, message.request_id, answer))
                 return
             error = WireError(ErrorKind.NOT_FOUND, f"no bundle {digest[:12]} for this executor")
         elif payload.wait_kind == WaitKind.IO:
@@ -476,6 +480,28 @@ class Pool:
             error = WireError(ErrorKind.DENIED, f"this worker answers no wait of kind {payload.wait_kind!r}")
         kind = WaitKind(payload.wait_kind) if payload.wait_kind in list(WaitKind) else WaitKind.IO
         self._resume(link, message, kind, error=error)
+
+    def _send_after_code(self, link: ExecutorLink, path: Path, last: WorkerMessage) -> None:
+        """Send `last`, and before it the bundle in `path` where the executor cannot read that folder: part by part, the
+        next one once the transport took the one before, so that the outbox holds one at most."""
+        part_bytes = min(PART_BYTES, self._config.outbox_bytes_max // 2)
+        parts = enumerate(read_parts(path, part_bytes) if self._spawner.sends_code else ())
+
+        def send_next() -> None:
+            try:
+                number, part = next(parts, (0, b""))
+            except OSError as error:
+                self.on_broken(link, "refused", f"its bundle could not be read: {error}")
+                return
+            if part:
+                payload = ResumeCallPayload(WaitKind.FUNCTION_CODE, 0)
+                message = ResumeCall(CallId(""), RequestId(f"{PART_REQUEST}{number}"), payload)
+                link.send(message, send_next, part)
+            else:
+                link.send(last)
+            self._actor.touch(link)
+
+        send_next()
 
     def _resume(
         self,
@@ -564,8 +590,8 @@ class Pool:
         answer: asyncio.Future[DescribedPayload] = self._loop.create_future()
         self._describing[request_id] = answer
         executor.described = digest
-        executor.link.send(Describe(request_id, DescribePayload(digest, str(path), module)))
-        self._actor.touch(executor.link)
+        shown = "" if self._spawner.sends_code else str(path)
+        self._send_after_code(executor.link, path, Describe(request_id, DescribePayload(digest, shown, module)))
         gone = asyncio.ensure_future(executor.gone.wait())
         try:
             timeout_s = self._config.start_timeout_ms / 1_000

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from callyard.errors import CallError, CallFailure, ErrorKind
 from callyard.scheduler import CallResult, StopReason
 from callyard.wire.messages import CallEventKind, CallEventPayload
+
+TAIL_LINES: Final = 20
+TAIL_BYTES_MAX: Final = 8 * 1024
+CAPTURE_BYTES_MAX: Final = 64 * 1024
+"""Of a call and its subcalls together; an executor sends as much of each of them (X79)."""
+TOLD_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of all calls of one task whose results did not leave yet."""
+
+
+class Printed(msgspec.Struct, frozen=True, gc=False):
+    """What a call printed and logged, in order; a log record is a line such as `warning: no fuel left row=7`."""
+
+    text: str
+    """Where something was cut out of it, a line such as `[1,234 bytes cut]` stands instead."""
+    cut_bytes: int = 0
+    """Everything that was dropped."""
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last `TAIL_LINES` lines, as a terminal would leave them: what a carriage return overwrote is gone."""
+        lines = self.text.removesuffix("\n").split("\n") if self.text else []
+        return tuple(line.rstrip("\r").rpartition("\r")[2] for line in lines[-TAIL_LINES:])
+
+
+class ToldResult(CallResult, frozen=True, gc=False):
+    """A result with what its call told on the way."""
+
+    printed: Printed | None = None
+
+
+def printed_of(result: CallResult) -> Printed | None:
+    """What is attached to a result; None: nothing, because the call told nothing or nobody asked."""
+    return result.printed if isinstance(result, ToldResult) else None
 
 
 class Result:
@@ -50,6 +84,18 @@ class Result:
     def notes(self) -> tuple[str, ...]:
         """What the call changed in its process and was put back, or left behind there."""
         return self._result.notes
+
+    @property
+    def printed(self) -> Printed | None:
+        """What the call printed and logged. With `capture` all of it within 64 KiB; with `on_event` alone only the last
+        lines, and only of a call that failed; else, and of a call that told nothing, None. Source: X58."""
+        return printed_of(self._result)
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines, at most 20, of `printed`."""
+        printed = self.printed
+        return () if printed is None else printed.tail
 
     @property
     def raw(self) -> bytes | None:
@@ -95,6 +141,128 @@ class CallEvent(msgspec.Struct, frozen=True):
 
 EventCallback = Callable[[CallEvent], None]
 """Called on the loop while the call runs; it must not wait."""
+
+
+def show_log(event: CallEvent) -> str:
+    """A log record as text: `warning: no fuel left row=7`. It may have several lines."""
+    fields = event.value if isinstance(event.value, dict) else {}
+    if list(fields) == ["logger"]:  # a record of `logging`: the name of its logger is no field of the user's
+        fields = {}
+    return " ".join([f"{event.level}: {event.text}", *(f"{name}={value!r}" for name, value in fields.items())])
+
+
+class _Told:
+    """What one call told so far: at most about twice the bytes that are kept in the end."""
+
+    __slots__ = ("cut_bytes", "data", "dropped_bytes")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.dropped_bytes = 0
+        """Here, before `data`."""
+        self.cut_bytes = 0
+        """Everywhere; those that the executor cut are marked in the text."""
+
+    def add(self, event: CallEvent) -> None:
+        if event.cut_bytes:
+            self.cut_bytes += event.cut_bytes
+            self._add_line(f"[{event.cut_bytes:,} bytes cut]")
+        if event.kind is CallEventKind.LOG:
+            self._add_line(show_log(event))
+        else:
+            self.data += event.text.encode("utf-8", "backslashreplace")
+
+    def _add_line(self, text: str) -> None:
+        if self.data and not self.data.endswith(b"\n"):
+            self.data += b"\n"
+        self.data += text.encode("utf-8", "backslashreplace") + b"\n"
+
+    def keep(self, size: int) -> None:
+        """Drop the beginning."""
+        count = len(self.data) - size
+        if count > 0:
+            del self.data[:count]
+            self.dropped_bytes += count
+            self.cut_bytes += count
+
+
+class ToldCalls:
+    """What the calls of one task tell: handed to the listener, and kept until the call's result takes it along.
+
+    Of a call's text the last 8 KiB are kept, for the lines beside a failure; with `capture` the last 64 KiB. Calls of a
+    task hold `TOLD_BYTES_MAX` together at most: beyond it the call that began to tell first loses what it told so far.
+    Source: X58, X59, X79.
+    """
+
+    def __init__(self, on_event: EventCallback | None, *, capture: bool) -> None:
+        self.wanted = on_event is not None or capture
+        """Executors are to send what calls tell."""
+        self._on_event = on_event
+        self._capture = capture
+        self._kept_max = CAPTURE_BYTES_MAX if capture else TAIL_BYTES_MAX
+        self._calls: dict[int, _Told] = {}
+        self._bytes = 0
+
+    def hear(self, index: int, payload: CallEventPayload) -> None:
+        event = CallEvent.of(index, payload)
+        if event.kind is not CallEventKind.PROGRESS:
+            self._keep(event)
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(event)
+        except Exception as error:  # noqa: BLE001  # the listener's own: told, and the call goes on
+            message = f"on_event failed for {event.kind.value} of call {index}"
+            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+
+    def _keep(self, event: CallEvent) -> None:
+        told = self._calls.get(event.index)
+        if told is None:
+            told = self._calls[event.index] = _Told()
+        before = len(told.data)
+        told.add(event)
+        if len(told.data) > 2 * self._kept_max:  # not at each byte too many: cutting moves all the rest
+            told.keep(self._kept_max)
+        self._bytes += len(told.data) - before
+        while self._bytes > TOLD_BYTES_MAX:
+            index = next(iter(self._calls))
+            oldest = self._calls[index] = self._calls.pop(index)
+            self._bytes -= len(oldest.data)
+            oldest.keep(0)
+
+    def attach(self, results: Sequence[CallResult]) -> tuple[Sequence[CallResult], int]:
+        """These results with what their calls told, where that is wanted, and the bytes that this adds to them."""
+        if not self._calls:
+            return results, 0
+        added = 0
+        taken: list[CallResult] = []
+        for result in results:
+            told = self._calls.pop(result.index, None)
+            if told is not None:
+                self._bytes -= len(told.data)
+                if self._capture or result.failure is not None:
+                    printed = self._finish(told)
+                    added += len(printed.text)
+                    result = _with_printed(result, printed)
+            taken.append(result)
+        return tuple(taken), added
+
+    def _finish(self, told: _Told) -> Printed:
+        told.keep(self._kept_max)
+        text = told.data.decode("utf-8", "ignore")  # a cut may have hit a character
+        if self._capture:
+            mark = f"[{told.dropped_bytes:,} bytes cut]\n" if told.dropped_bytes else ""
+            return Printed(mark + text, told.cut_bytes)
+        tail = "".join(f"{line}\n" for line in Printed(text).tail)
+        return Printed(tail, told.cut_bytes + max(0, len(told.data) - len(tail.encode())))
+
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes
+
+
+def _with_printed(result: CallResult, printed: Printed) -> ToldResult:
+    return ToldResult(result.index, result.output, result.failure, result.attempts, result.notes, printed)
 
 
 class FailureGroup(msgspec.Struct, frozen=True):

@@ -90,11 +90,18 @@ class ExecutorProcess(Protocol):
 class Spawner(Protocol):
     """Turns an order into a running process."""
 
+    @property
+    def sends_code(self) -> bool:
+        """Its children cannot read the run folder: bundles are sent to them."""
+        ...
+
     def spawn(self, order: SpawnOrder, on_output: OutputCallback) -> ExecutorProcess: ...
 
 
 class ProcessSpawner:
     """Spawn mode `process`: a plain child of this interpreter."""
+
+    sends_code = False
 
     def __init__(self, python: str = sys.executable) -> None:
         self._python = python
@@ -138,22 +145,30 @@ class ProcessSpawner:
         theirs, ours = os.pipe()
         inherited = [order.mark_fd, theirs] + ([] if order.socket_fd is None else [order.socket_fd])
         try:
-            child = subprocess.Popen(
-                self.build_command(order, theirs),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=inherited,
-                start_new_session=True,
-                env=environment,
-                bufsize=0,
-            )
+            child = start_child(self.build_command(order, theirs), environment, inherited)
         except BaseException:
             os.close(ours)
             raise
         finally:
             os.close(theirs)
         return ChildProcess(order.executor_id, child, ours, on_output)
+
+
+def start_child(
+    command: Sequence[str], environment: Mapping[str, str], inherited: Sequence[int], folder: str | None = None
+) -> subprocess.Popen[bytes]:
+    """A child in a session of its own, with these descriptors and no others, in `folder` or where we are."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=inherited,
+        start_new_session=True,
+        env=environment,
+        cwd=folder,
+        bufsize=0,
+    )
 
 
 class ChildProcess:
@@ -216,14 +231,18 @@ class ChildProcess:
                 pass  # macOS answers so for a zombie leader: it is dead already
 
     def is_stopped(self) -> bool:
-        return _read_stat(self.pid)[0] in ("T", "t")
+        return _read_stat(self._watched_pid())[0] in ("T", "t")
 
     def is_exiting(self) -> bool:
-        state, _, flags = _read_stat(self.pid)
+        state, _, flags = _read_stat(self._watched_pid())
         return state in ("Z", "X", "") or bool(flags & PF_EXITING)
 
     def cpu_ticks(self) -> int:
-        return _read_stat(self.pid)[1]
+        return _read_stat(self._watched_pid())[1]
+
+    def _watched_pid(self) -> int:
+        """The process that runs the calls."""
+        return self.pid
 
     def _watch_exit(self) -> None:
         try:
@@ -255,6 +274,10 @@ class ChildProcess:
         except (ProcessLookupError, PermissionError):
             pass
         self._child.wait()
+        self._end()
+
+    def _end(self) -> None:
+        """It is dead and reaped."""
         os.close(self._lifeline_fd)
         self._exited.set()
         if self._on_exit is not None:

@@ -25,7 +25,7 @@ from callyard.worker.code_view import CodeView
 from callyard.worker.config import WorkerConfig
 from callyard.worker.feeds import RowFeed
 from callyard.worker.io.hub import TaskIoOptions
-from callyard.worker.results import CallEvent, EventCallback
+from callyard.worker.results import EventCallback, ToldCalls
 
 BATCH_SPAN_MS: Final = 20
 OUTSTANDING_PARTS: Final = 64
@@ -51,12 +51,13 @@ class TaskRun:
         function: str | None,
         ordered: bool = True,
         on_event: EventCallback | None = None,
+        capture: bool = False,
         on_end: Callable[[TaskRun | SingleCall], None],
     ) -> None:
         self.plan = plan
         self.audits = view.audits
-        self.wants_events = on_event is not None
-        self._on_event = on_event
+        self._told = ToldCalls(on_event, capture=capture)
+        self.wants_events = self._told.wanted
         self.converged: c.ConvergeTaskCalls | None = None
         self.source_error: BaseException | None = None
         """What the source raised; re-raised by `batches` once the results before it were handed out."""
@@ -189,8 +190,7 @@ class TaskRun:
         self._close()
 
     def on_call_event(self, index: int, event: CallEventPayload) -> None:
-        if self._on_event is not None:
-            self._on_event(CallEvent.of(index, event))
+        self._told.hear(index, event)
 
     def on_batch_committed(self, accepted: bool) -> None:
         if not accepted:
@@ -198,7 +198,8 @@ class TaskRun:
 
     def on_batch_settled(self, command: c.BatchSettled) -> None:
         self._measure(len(command.results))
-        if self._reorder.settle(command.batch_index, command.results, command.output_bytes):
+        results, told_bytes = self._told.attach(command.results)
+        if self._reorder.settle(command.batch_index, results, command.output_bytes + told_bytes):
             self._window.give_back()
             self.produce()
         self._wake.set()
@@ -274,11 +275,13 @@ class SingleCall:
         call: NewCall,
         on_end: Callable[[TaskRun | SingleCall], None],
         on_event: EventCallback | None = None,
+        *,
+        capture: bool = False,
     ) -> None:
         self.plan = plan
         self.audits = view.audits
-        self.wants_events = on_event is not None
-        self._on_event = on_event
+        self._told = ToldCalls(on_event, capture=capture)
+        self.wants_events = self._told.wanted
         self._actor = actor
         self._view = view
         self._on_end = on_end
@@ -316,8 +319,7 @@ class SingleCall:
         self.fail(CallError(failure), None)
 
     def on_call_event(self, index: int, event: CallEventPayload) -> None:
-        if self._on_event is not None:
-            self._on_event(CallEvent.of(index, event))
+        self._told.hear(index, event)
 
     def on_batch_committed(self, accepted: bool) -> None:
         """A single call is committed with its task; nobody waits for this."""
@@ -331,4 +333,5 @@ class SingleCall:
     def on_converged(self, command: c.ConvergeTaskCalls) -> None:
         self._end()
         if not self._done.done():  # a caller that was cancelled waits no more
-            self._done.set_result(command.results[0])
+            results, _ = self._told.attach(command.results[:1])
+            self._done.set_result(results[0])

@@ -50,7 +50,9 @@ from callyard.worker.outputs import OutputSink
 from callyard.worker.pool import Executor, Pool, SlotView
 from callyard.worker.results import EventCallback, FailureGroup, Result, RunningCall, RunProgress, RunSummary
 from callyard.worker.run_folder import RunFolder
-from callyard.worker.spawner import OutputCallback, ProcessSpawner, Spawner
+from callyard.worker.sandbox.levels import OFF, Sandbox
+from callyard.worker.sandbox.spawner import open_spawner
+from callyard.worker.spawner import OutputCallback, Spawner
 from callyard.worker.task_run import SingleCall, TaskRun
 
 FLUSH_INTERVAL_S: Final = 0.5
@@ -96,7 +98,8 @@ class Worker:
             settings["executor_count"] = executors
         self.config = (config or WorkerConfig()).with_settings(**settings)
         self._on_output = on_output
-        self._spawner = spawner or ProcessSpawner()
+        self._spawner = spawner
+        self._sandbox = OFF
         self._clock = clock
         self._rng = rng
         self._folder: RunFolder | None = None
@@ -135,9 +138,11 @@ class Worker:
         """Start the executors, and have one of them describe the bundle. Raises UsageError when that fails."""
         if self._pool is not None or self._closing:
             raise UsageError("this worker was started, or closed, before; make a new one")
+        if self._spawner is None:
+            self._spawner, self._sandbox = await open_spawner(self.config)
         self._folder = RunFolder()
         try:
-            providers = build_providers(self._io_config, sandboxed=False)
+            providers = build_providers(self._io_config, sandboxed=self.config.sandbox_choice != "off")
             io = self._io = IoHub(providers, self._clock, self._io_config.limits, advise)
             await io.open()
             self._actor = Actor(
@@ -432,6 +437,11 @@ class Worker:
             return []
         found = ((executor_id, self._actor.find_call(call_id)) for call_id, executor_id in self._pool.begun())
         return [RunningCall(*call, executor_id) for executor_id, call in found if call is not None]
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """What confines the executors, from `start` on."""
+        return self._sandbox
 
     @property
     def last_loss(self) -> str:

@@ -1,11 +1,13 @@
 """Functions for the tests of the command line. A target, never imported by a test."""
 
 import asyncio
+import logging
 import os
 import signal
+import sys
 import time
 
-from callyard import function, sleep
+from callyard import files, function, log, progress, sleep
 
 
 def note(path: str) -> None:
@@ -86,3 +88,64 @@ def die(x: int) -> int:
 @function(idempotent=True)
 def length(text: str) -> int:
     return len(text)
+
+
+@function
+def tell(x: int) -> int:
+    """Print and log more than is shown of it, then fail if odd."""
+    for number in range(30):
+        print(f"line {number} of {x}")
+    log("fuel low", "warning", row=x)
+    log("fine detail", "debug")
+    logging.getLogger("tower").warning("by logging")
+    if x % 2:
+        raise ValueError(f"{x} is odd")
+    return x
+
+
+@function
+def count_to(total: int, path: str) -> int:
+    """Tell how far it is, half of it, and go on once the file is there."""
+    for done in range(total // 2 + 1):
+        progress(done, total, "counting\nup")
+    log("half of it")
+    print("so much is done")
+    while not os.path.exists(path):
+        sleep(0.01)
+    return total
+
+
+@function
+def flood(begun: str, path: str) -> str:
+    """Print, log and tell progress without end until the file is there; let others run now and then."""
+    n = 0
+    note(begun)
+    while not os.path.exists(path):
+        for _ in range(100):
+            n += 1
+            sys.stdout.write("flood " * 20 + "\n")
+            log("flood", row=n)
+            progress(n, None, "flood")
+        sleep(0.001)
+    raise ValueError("dammed")
+
+
+@function
+def read_note(name: str) -> str:
+    return files.read_text(name)
+
+
+def _count_run(path: str) -> int:
+    note(path)
+    return os.stat(path).st_size // len("begun\n")
+
+
+@function(pure=True)
+def runs_if_pure(path: str) -> int:
+    """How often it ran by now."""
+    return _count_run(path)
+
+
+@function
+def runs(path: str) -> int:
+    return _count_run(path)

@@ -152,7 +152,7 @@ def test_rows_that_name_their_functions() -> None:
     double, unknown, unnamed, no_args, length = done.results
     assert (double["output"], length["output"]) == (8, 3)
     assert unknown["error"]["kind"] == "not_found"
-    assert "no function 'nothing'; there are die, double," in unknown["error"]["message"]
+    assert "no function 'nothing'; there are count_to, die, double," in unknown["error"]["message"]
     assert 'line 3: expected {"function": name, "args": object or array}' in unnamed["error"]["message"]
     assert "line 4: expected a JSON object (by name) or array (by position) in args" in no_args["error"]["message"]
 

@@ -196,3 +196,71 @@ def test_a_bundle_without_executor_costs_one_look() -> None:
     yard.scheduler.commit_batch(prepare_batch(plan, 0, 0, [NewCall(index, stuck, b"[]") for index in range(5_000)]))
     yard.decide()
     assert bytecodes(yard.decide) < 400
+
+
+def tied(yard: Yard, target: FunctionTarget, calls: int, name: str = "tied") -> None:
+    plan = TaskPlan(TaskId(name))
+    yard.scheduler.commit_task(plan)
+    for first in range(0, calls, 5_000):
+        rows = [NewCall(index, target, b"[%d]" % index) for index in range(first, min(first + 5_000, calls))]
+        yard.scheduler.commit_batch(prepare_batch(plan, first // 5_000, first, rows))
+
+
+def settle(yard: Yard) -> None:
+    """Decide until nothing is left that can be decided."""
+    sent = -1
+    while sent != len(yard.sent) or not yard.scheduler.is_settled:
+        sent = len(yard.sent)
+        yard.decide()
+        yard.scheduler.flush_dirty_tasks(0)
+
+
+@pytest.mark.requirement("X23", "X81")
+def test_calls_set_aside_cost_nothing_until_a_seat_is_free() -> None:
+    limited = FunctionTarget(FunctionId("l"), DIGEST, "m:l", max_concurrency=1)
+
+    def yard(waiting: int) -> Yard:
+        yard = Yard(ready=100, executor_max_runnable=1_000, executor_max_inflight=120)
+        tied(yard, limited, waiting)
+        settle(yard)
+        return yard
+
+    few, many = yard(10), yard(5_000)
+    holders = [next(sent for sent in yard.sent if sent.target is limited) for yard in (few, many)]
+    assert bytecodes(few.decide) == bytecodes(many.decide)
+
+    def turn(yard: Yard, sent: c.DispatchCall) -> None:
+        yard.scheduler.handle(e.CallCompleted(sent.executor_id, sent.call_id, 1, b"1"), 0)
+        yard.scheduler.flush_dirty_tasks(0)
+        yard.decide()
+
+    costs = [bytecodes(lambda y=y, s=s: turn(y, s)) for y, s in zip((few, many), holders, strict=True)]
+    assert costs[0] == costs[1]
+    assert [yard.sent[-1].target for yard in (few, many)] == [limited, limited]
+
+
+@pytest.mark.requirement("X23", "X16")
+def test_one_decision_sets_aside_a_bounded_number() -> None:
+    pure = FunctionTarget(FunctionId("p"), DIGEST, "m:p", pure=True)
+    costs = []
+    for equal in (200, 5_000):
+        yard = Yard(ready=20)
+        plan = TaskPlan(TaskId("equal"))
+        yard.scheduler.commit_task(plan)
+        rows = [NewCall(index, pure, b"[]") for index in range(equal)]
+        yard.scheduler.commit_batch(prepare_batch(plan, 0, 0, rows))
+        yard.decide()
+        costs.append(bytecodes(yard.decide))
+        assert not yard.scheduler.is_settled
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.requirement("X23", "X26")
+def test_a_subcall_costs_the_same_however_much_there_is() -> None:
+    def cost(yard: Yard) -> int:
+        sent = yard.sent[3]
+        event = e.SubcallRequested(sent.executor_id, sent.call_id, 1, "r", PLAIN, b"[7]")
+        return bytecodes(lambda: (yard.scheduler.handle(event, 0), yard.decide()))
+
+    small, big = Yard(ready=1_000), Yard(ready=100_000, executors=500, tasks=500)
+    assert cost(big) <= 1.2 * cost(small)

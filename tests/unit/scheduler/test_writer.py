@@ -71,7 +71,7 @@ def test_a_foreign_caller_is_refused_and_changes_nothing(name: str) -> None:
 
 @pytest.mark.requirement("X2")
 def test_no_mutating_method_is_forgotten() -> None:
-    public = {name for name in vars(Scheduler) if not name.startswith("_")}
+    public = {name for name in dir(Scheduler) if not name.startswith("_")}
     assert public == MUTATING.keys() | READING
 
 

@@ -1,0 +1,199 @@
+"""Which call is bound next, and where; or that it needs no run, or may not have one yet.
+
+Subcalls go first, past every filter; then exclusive calls that wait for an executor; then the head of the next task's
+queue. A tied call is looked at before an executor is: a cached result ends it, an equal call that runs or a function
+at its limit set it aside. Source: call-execution X7, X15-X17, X23, X26, X30, X67, X80, X81, X90.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from callyard.ids import Digest
+from callyard.scheduler import commands as c
+from callyard.scheduler.cache import key_of
+from callyard.scheduler.calls import BOUND, Call, CallResult, Ties
+from callyard.scheduler.commands import SchedulerCommand
+from callyard.scheduler.executors import ExecutorState
+from callyard.scheduler.flights import Sharing
+from callyard.scheduler.lives import NO_COMMANDS, CallLives
+from callyard.scheduler.subcalls import describe_ring, home_of, mark_disturbed
+from callyard.scheduler.tasks import Task
+from callyard.scheduler.waits import can_end
+
+PASS_MAX: Final = 64
+"""Calls that one decision may set aside before it is asked again."""
+
+
+class Decisions(CallLives):
+    """The middle of three layers."""
+
+    def try_dispatch_next(self, now_ms: int) -> list[SchedulerCommand]:
+        """One admission decision: the BindCall of the next call in turn, or its end without a run, or nothing.
+
+        Nothing means that there is nothing to decide, unless `is_settled` says otherwise. Cost does not grow with the
+        number of ready calls (X7, X23).
+        """
+        if self._guard is not None:
+            self._guard()
+        turns = self._turns
+        subcalls, exclusives = self._subcall_ring, self._waiting_exclusives
+        self._unfinished = False
+        while True:
+            entered = turns.entries
+            if subcalls or exclusives:
+                commands = self._decide_out_of_turn(now_ms)
+                if commands:
+                    return commands
+            for digest in turns.bundles():
+                task = turns.head(digest)
+                if task is None:
+                    continue
+                call = task.ready[0]
+                if call.ties is not None:
+                    commands, task = self._pass_tied(digest, now_ms)
+                    if commands:
+                        return commands
+                    if task is None:
+                        continue
+                    call = task.ready[0]
+                ex = self._index.select(digest, now_ms)
+                if ex is None:
+                    continue
+                task.ready.popleft()
+                turns.pass_on(digest)
+                if exclusives:
+                    self._exclusives.pass_over(digest)
+                return [self._bind(call, ex)]
+            if self._unfinished:
+                return []
+            # A task moved to the ring of another bundle, or what was set aside let others go on: look there too.
+            if turns.entries == entered and not subcalls:
+                return self._decide_exclusive(now_ms, insists=True) if exclusives else []
+
+    def _pass_tied(self, digest: Digest, now_ms: int) -> tuple[list[SchedulerCommand], Task | None]:
+        """Take calls that are not to be bound in turn off the heads of a bundle's queues (X7).
+
+        Returns the commands of the first that ends so, or the task whose head needs an executor now.
+        """
+        turns = self._turns
+        for _ in range(PASS_MAX):
+            task = turns.head(digest) if digest in turns.rings else None
+            if task is None:
+                return [], None
+            call = task.ready.popleft()
+            commands = NO_COMMANDS if call.ties is None else self._look_ahead(call)
+            if call.ties is None or (commands is None and not call.target.exclusive):
+                task.ready.appendleft(call)
+                return [], task
+            call.queued = False
+            if commands is None:
+                self._exclusives.add(call)
+                commands = self._decide_exclusive(now_ms)
+            if commands:
+                turns.pass_on(digest)
+                return list(commands), None
+        self._unfinished = True
+        return [], None
+
+    def _decide_out_of_turn(self, now_ms: int) -> list[SchedulerCommand]:
+        """Subcalls, which no filter holds back (X80), then exclusive calls that wait for an executor."""
+        subcalls = self._subcalls
+        while (call := subcalls.head(now_ms)) is not None:
+            subcalls.pop()
+            commands = self._look_ahead(call)
+            if commands is None:
+                return [self._bind(call, self._place(call, now_ms))]
+            if commands:
+                return list(commands)
+        return self._decide_exclusive(now_ms)
+
+    def _decide_exclusive(self, now_ms: int, *, insists: bool = False) -> list[SchedulerCommand]:
+        while (found := self._exclusives.head(now_ms, insists=insists)) is not None:
+            call, ex = found
+            commands = self._look_ahead(call)
+            if commands is None:
+                return [self._bind(call, ex)]
+            if commands:
+                return list(commands)
+        return []
+
+    def _place(self, call: Call, now_ms: int) -> ExecutorState:
+        """Where a subcall runs: at its parent's executor, which always passes, or spread (X26, X30)."""
+        home = home_of(call)
+        if call.ties is not None and call.ties.spread:
+            return self._index.select_other(call.target.digest, now_ms, home) or home
+        return home
+
+    def _look_ahead(self, call: Call) -> Sequence[SchedulerCommand] | None:
+        """None: the call needs an executor now. Else it was ended, or set aside until something happens."""
+        ties = call.ties
+        assert ties is not None
+        if ties.keyed:
+            commands = self._look_for_equal(call, ties)
+            if commands is not None:
+                return commands
+        if call.target.max_concurrency is not None and not self._seats.has_room(call):
+            line = self._seats.line_of(call)
+            if call.parent is not None and not can_end(call, line.holders):
+                mark_disturbed(call)
+                return self._fail(call, describe_ring(call), ())
+            self._seats.wait(call)
+            return NO_COMMANDS
+        return None
+
+    def _look_for_equal(self, call: Call, ties: Ties) -> Sequence[SchedulerCommand] | None:
+        """A cached result, or an equal call that runs (X15, X16)."""
+        task = call.task
+        sharing = task.sharing
+        if sharing is None:
+            sharing = task.sharing = Sharing(self._config.cache_entries, self._config.cache_bytes_max)
+        key = ties.key
+        if key is None:
+            key = ties.key = key_of(call)
+        output = sharing.cache.get(key)
+        if output is not None:
+            return self._finish_shared(call, CallResult(call.index, output, None, call.attempt_count))
+        flight = sharing.flights.get(key)
+        if flight is None or flight.leader is call:
+            return None
+        if call.parent is not None:
+            leader = flight.leader
+            if leader.parent is None and leader.executor is None:
+                sharing.take_over(flight, call)
+                return None
+            if not can_end(call, (leader,)):
+                return None
+        flight.join(call)
+        self._enqueue_all(self._seats.forget(call))
+        return NO_COMMANDS
+
+    def _bind(self, call: Call, ex: ExecutorState) -> c.BindCall:
+        call.apply(BOUND)
+        call.queued = False
+        call.attempt_seq += 1
+        call.attempt_count += 1
+        call.executor = ex
+        ex.live[call.call_id] = call.attempt_seq
+        if call.parent is None:
+            call.task.inflight += 1
+            ex.live_roots += 1
+        ex.digest = call.target.digest
+        self._index.touch(ex)
+        if call.ties is not None:
+            self._tie(call, call.ties, ex)
+        return c.BindCall(call.call_id, ex.executor_id, call.attempt_seq, call.budget_ms)
+
+    def _tie(self, call: Call, ties: Ties, ex: ExecutorState) -> None:
+        """A new attempt: nothing is below it yet, and what it needs is taken."""
+        assert not ties.children, f"{call.call_id} has subcalls of an earlier attempt"
+        ties.used_ms = ties.charged_ms = 0
+        ties.effect_below = ties.disturbed = False
+        if ties.keyed:
+            assert call.task.sharing is not None
+            call.task.sharing.lead(call)
+        if call.target.max_concurrency is not None:
+            self._seats.take(call)
+        if call.target.exclusive and call.parent is None:
+            self._exclusives.begin(call, ex)

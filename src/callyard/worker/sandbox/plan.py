@@ -1,0 +1,185 @@
+"""How executors are confined at one level on this machine, and what one of them is started in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from callyard.executor.confine import Confinement
+from callyard.functions.bundle import remove_tree
+from callyard.worker.sandbox.bwrap import TMP, build_arguments
+from callyard.worker.sandbox.cgroups import Cgroup, CgroupHome, find_home
+from callyard.worker.sandbox.levels import Level, Limits
+from callyard.worker.sandbox.uids import UidClaim
+from callyard.worker.sandbox.view import (
+    SETTINGS,
+    SYSTEM,
+    build_environment,
+    bytecode_paths,
+    closed_folder,
+    python_paths,
+)
+
+TMP_PREFIX: Final = "callyard-tmp-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The same for every executor of a worker."""
+
+    level: Level
+    limits: Limits
+    visible: tuple[str, ...]
+    """The interpreter, its packages, ours."""
+    cgroups: CgroupHome
+    program: str = ""
+    """Of bubblewrap."""
+    is_root: bool = False
+    kept_root: str = ""
+    """Why executors stay root, without its capabilities; empty: each becomes a user of its own, or we are not root."""
+
+    @property
+    def becomes_other(self) -> bool:
+        return self.is_root and not self.kept_root
+
+    @property
+    def counts_processes(self) -> bool:
+        """Whether RLIMIT_NPROC binds: for root it never does."""
+        return not self.kept_root
+
+
+def make_plan(level: Level, limits: Limits, program: str = "") -> Plan:
+    """Raises UsageError when the interpreter lies where it cannot be shown."""
+    visible = (*python_paths(), *bytecode_paths())
+    is_root = os.geteuid() == 0
+    kept_root = ""
+    if is_root and level is Level.LANDLOCK:
+        closed = closed_folder(visible)
+        kept_root = f"{closed}, on the way to the interpreter, is closed to other users" if closed else ""
+    return Plan(
+        level=level,
+        limits=limits,
+        visible=visible,
+        cgroups=find_home(limits),
+        program=program,
+        is_root=is_root,
+        kept_root=kept_root,
+    )
+
+
+class Enclosure:
+    """What one confined process is started in. `release` gives everything back, after its end."""
+
+    def __init__(self, plan: Plan, environment: Mapping[str, str], info_fd: int | None = None) -> None:
+        """`environment` is added to the little that every executor gets. Raises OSError."""
+        self.cgroup: Cgroup | None = None
+        self.tmp = TMP
+        self.uid = -1
+        self.prefix: list[str] = []
+        with ExitStack() as undo:
+            if plan.becomes_other:
+                claim = UidClaim()
+                undo.callback(claim.release)
+                self.uid = claim.uid
+            if plan.cgroups.parents:
+                self.cgroup = plan.cgroups.make(plan.limits)
+                undo.callback(self.cgroup.remove)
+                undo.callback(self.cgroup.close)
+            if plan.level is Level.BWRAP:
+                self.prefix = build_arguments(
+                    plan.program,
+                    as_root=plan.is_root,
+                    tmp_bytes=plan.limits.tmp_bytes,
+                    visible=plan.visible,
+                    info_fd=info_fd,
+                )
+            else:
+                self.tmp = _make_tmp(self.uid)
+                undo.callback(_remove_tmp, self.tmp)
+            self.environment = build_environment(self.tmp, environment)
+            self.confinement = self._confine(plan)
+            self._undo = undo.pop_all()
+
+    def _confine(self, plan: Plan) -> Confinement:
+        limits = plan.limits
+        processes = limits.processes if plan.counts_processes else 0
+        if processes and not plan.becomes_other and plan.level is not Level.BWRAP:
+            processes += _count_tasks(os.getuid())  # those of the same user count as well
+        landlock = plan.level is Level.LANDLOCK
+        return Confinement(
+            level=plan.level,
+            tmp=self.tmp,
+            uid=self.uid,
+            landlock=landlock,
+            readable=tuple(path for path in (*SYSTEM, *SETTINGS, *plan.visible) if os.path.exists(path))
+            if landlock
+            else (),
+            cgroup_fds=tuple(self.cgroup.fds) if self.cgroup is not None else (),
+            memory_bytes=limits.memory_bytes,
+            processes=processes,
+            open_files=limits.open_files,
+            file_bytes=limits.tmp_bytes,
+            subprocesses=limits.subprocesses,
+        )
+
+    def command(self, python: list[str]) -> list[str]:
+        """The whole command: `python` ends where the confinement's JSON belongs."""
+        return [*self.prefix, *python, msgspec.json.encode(self.confinement).decode()]
+
+    @property
+    def inherited(self) -> list[int]:
+        return list(self.confinement.cgroup_fds)
+
+    def started(self) -> None:
+        """The child has its copies of the descriptors."""
+        if self.cgroup is not None:
+            self.cgroup.close()
+
+    def release(self) -> None:
+        self._undo.close()
+
+
+def _make_tmp(uid: int) -> str:
+    """A folder of the executor's own, beside ours: the run folder is closed to other users."""
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    path = tempfile.mkdtemp(prefix=f"{TMP_PREFIX}{os.getpid()}-")
+    if uid >= 0:
+        os.chown(path, uid, uid)
+    return path
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{TMP_PREFIX}*"):
+        pid = folder.name.removeprefix(TMP_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            _remove_tmp(str(folder))
+
+
+def _remove_tmp(path: str) -> None:
+    with contextlib.suppress(RecursionError):  # nested on purpose, deeper than can be walked
+        remove_tree(Path(path))
+
+
+def _count_tasks(uid: int) -> int:
+    """Processes and threads of a user, by /proc."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            found = os.stat(f"/proc/{name}/task")
+            if found.st_uid == uid:
+                count += max(1, found.st_nlink - 2)
+    return count
+
+
+PYTHON: Final = (sys.executable, "-P")
