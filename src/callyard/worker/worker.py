@@ -140,11 +140,15 @@ class Worker:
             raise UsageError("this worker was started, or closed, before; make a new one")
         if self._spawner is None:
             self._spawner, self._sandbox = await open_spawner(self.config)
+        if self._closing:
+            raise UsageError("the worker was closed while it started")
         self._folder = RunFolder()
         try:
             providers = build_providers(self._io_config, sandboxed=self.config.sandbox_choice != "off")
             io = self._io = IoHub(providers, self._clock, self._io_config.limits, advise)
             await io.open()
+            if self._closing:
+                raise UsageError("the worker was closed while it started")
             self._actor = Actor(
                 self.config.scheduler,
                 self._clock,
