@@ -6,6 +6,7 @@ import _socket
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 from callyard import sdk
@@ -30,14 +31,15 @@ from callyard.executor.runtime import ExecutorRuntime
 TOKEN_VARIABLE: Final = "CALLYARD_LINK_TOKEN"
 
 
-def main(argv: list[str]) -> NoReturn:
+def main(argv: list[str], wait_joined: Callable[[], None] | None = None) -> NoReturn:
+    """`wait_joined`: this process is on its way into its control groups; see `launch`."""
     token = os.environ.pop(TOKEN_VARIABLE, "")
     try:
         options = parse_options(argv)
         sock = open_socket(options.socket_fd, options.socket_path)
         marks = MarkPage(options.mark_fd) if options.mark_fd >= 0 else Marks()
         if options.confine:
-            confine(options)
+            confine(options, wait_joined)
     except VersionMismatch as error:
         leave(str(error), EXIT_VERSION)
     except (UsageError, OSError) as error:
@@ -53,13 +55,13 @@ def main(argv: list[str]) -> NoReturn:
         leave("a bug of callyard's: see the traceback above", EXIT_SOFTWARE)
 
 
-def confine(options: Options) -> None:
+def confine(options: Options, wait_joined: Callable[[], None] | None) -> None:
     """Before hello: who hears it knows that this process is confined. Raises `UsageError` when it cannot be."""
     from callyard.executor.confine import apply, parse_confinement
 
     if options.lifeline_fd >= 0:
         tie_group_to(options.lifeline_fd)  # later it would be refused
-    apply(parse_confinement(options.confine))
+    apply(parse_confinement(options.confine), wait_joined)
 
 
 def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> NoReturn:

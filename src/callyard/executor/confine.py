@@ -14,7 +14,8 @@ import os
 import resource
 import stat
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from operator import or_
@@ -27,6 +28,7 @@ from callyard.executor.seccomp import FilterPolicy, assemble, build_filter, this
 
 LANDLOCK_ABI_MIN: Final = 3
 """Older ones cannot refuse truncation: files of the same user could be emptied."""
+THREAD_END_S: Final = 5.0
 LANDLOCK_ABI_SCOPES: Final = 6
 """From here on signals and abstract sockets end at the border."""
 
@@ -106,9 +108,10 @@ def parse_confinement(text: str) -> Confinement:
         raise UsageError(f"--confine: {error}") from error
 
 
-def apply(wanted: Confinement) -> None:
+def apply(wanted: Confinement, wait_joined: Callable[[], None] | None = None) -> None:
     """Confine this process, which must have one thread, for good. Raises `UsageError` when any step fails.
 
+    `wait_joined`: another thread joins the control groups already; that one may still be there.
     Before it: whatever needs more rights, such as opening the link, and `F_SETOWN` of the lifeline.
     """
     machine = this_machine()
@@ -116,6 +119,9 @@ def apply(wanted: Confinement) -> None:
         raise UsageError(f"the sandbox level {wanted.level!r} needs Linux on x86_64 or aarch64")
     kernel = _Kernel()
     with _step(wanted, "joining the control groups"):
+        if wait_joined is not None:
+            wait_joined()
+        _wait_single_thread()
         for fd in wanted.cgroup_fds:
             os.write(fd, b"0")
             os.close(fd)
@@ -129,8 +135,6 @@ def apply(wanted: Confinement) -> None:
             abi = kernel.landlock_abi()
             _restrict_files(kernel, abi, wanted)
     with _step(wanted, "filtering system calls"):
-        if len(os.listdir("/proc/self/task")) != 1:
-            raise OSError("the process has more than one thread")
         policy = FilterPolicy(
             pid=os.getpid(),
             processes=wanted.subprocesses,
@@ -140,6 +144,15 @@ def apply(wanted: Confinement) -> None:
         kernel.set_filter(assemble(build_filter(policy, machine)))
     with _step(wanted, "looking at the result"):
         _check(wanted)
+
+
+def _wait_single_thread() -> None:
+    """Rights are given up by thread. One that has done its work needs a moment to end."""
+    end = time.monotonic() + THREAD_END_S
+    while len(os.listdir("/proc/self/task")) != 1:
+        if time.monotonic() > end:
+            raise OSError("the process has more than one thread")
+        time.sleep(0.0001)
 
 
 @contextmanager

@@ -107,6 +107,10 @@ class ProcessSpawner:
         self._python = python
 
     def build_command(self, order: SpawnOrder, lifeline_fd: int) -> list[str]:
+        # -P: the current folder is not the bundle
+        return [self._python, "-P", "-m", "callyard.executor", *self.build_arguments(order, lifeline_fd)]
+
+    def build_arguments(self, order: SpawnOrder, lifeline_fd: int) -> list[str]:
         link = (
             ("--socket-fd", str(order.socket_fd))
             if order.socket_fd is not None
@@ -116,10 +120,6 @@ class ProcessSpawner:
             )
         )
         return [
-            self._python,
-            "-P",  # the current folder is not the bundle
-            "-m",
-            "callyard.executor",
             "--executor-id",
             order.executor_id,
             *link,

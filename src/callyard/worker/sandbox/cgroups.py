@@ -11,8 +11,8 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -37,9 +37,15 @@ class CgroupHome:
     mkdir: Callable[[Path], None] = make_folder
 
     def make(self, limits: Limits) -> Cgroup:
-        """A group with its limits in force. Raises OSError, and leaves nothing behind."""
+        """A group with its limits in force. Raises OSError, and leaves nothing behind.
+
+        Only where a limit needs one: to join a group costs the executor some milliseconds.
+        """
         name = f"{PREFIX}{os.getpid()}-{next(_NUMBERS)}"
-        group = Cgroup(folders={controller: parent / name for controller, parent in self.parents.items()})
+        wanted = {
+            controller: parent for controller, parent in self.parents.items() if any(self._values(controller, limits))
+        }
+        group = Cgroup(folders={controller: parent / name for controller, parent in wanted.items()})
         try:
             for folder in dict.fromkeys(group.folders.values()):
                 self.mkdir(folder)
@@ -104,8 +110,9 @@ class Cgroup:
         done = True
         for folder in dict.fromkeys(self.folders.values()):
             with contextlib.suppress(OSError, ValueError):
-                for pid in (folder / "cgroup.procs").read_text().split():
-                    os.kill(int(pid), signal.SIGKILL)
+                for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+                    if pid > 0:  # 0: somebody we cannot see; sent to it, the signal would be our own group's
+                        os.kill(pid, signal.SIGKILL)
             try:
                 folder.rmdir()
             except FileNotFoundError:
@@ -117,29 +124,38 @@ class Cgroup:
 
 def find_home(
     limits: Limits,
+    controllers: Sequence[str] = CONTROLLERS,
     *,
     mountinfo: Path = Path("/proc/self/mountinfo"),
     membership: Path = Path("/proc/self/cgroup"),
     mkdir: Callable[[Path], None] = make_folder,
 ) -> CgroupHome:
-    """Try, with a group that is taken away again, what can be limited here. Never raises."""
+    """Try, with a group that is taken away again, which of `controllers` can limit here. Never raises."""
     own = _read_membership(membership)
     mounts = _read_mounts(mountinfo)
     unified = mounts.get("")
     if unified is not None:
         here = _own_folder(unified, own.get("", "/"))
         for parent in (here, here.parent):
-            home = _try_home(2, dict.fromkeys(_enabled(parent), parent), limits, mkdir)
+            enabled = [name for name in _enabled(parent) if name in controllers]
+            home = _try_home(2, dict.fromkeys(enabled, parent), limits, mkdir)
             if home.parents:
                 return home
     parents: dict[str, Path] = {}
-    for name in CONTROLLERS:
+    for name in controllers:
         if name in mounts:
             parents[name] = _own_folder(mounts[name], own.get(name, "/"))
     return _try_home(1, parents, limits, mkdir)
 
 
 def _try_home(version: int, parents: Mapping[str, Path], limits: Limits, mkdir: Callable[[Path], None]) -> CgroupHome:
+    # Tried with a limit of each kind: a group without any would prove nothing.
+    limits = replace(
+        limits,
+        memory_bytes=limits.memory_bytes or 1 << 30,
+        processes=limits.processes or 64,
+        cpu_percent=limits.cpu_percent or 100,
+    )
     working: dict[str, Path] = {}
     for controller, parent in parents.items():
         _remove_abandoned(parent)

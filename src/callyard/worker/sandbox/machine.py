@@ -16,7 +16,7 @@ from callyard.executor.confine import LANDLOCK_ABI_MIN, LANDLOCK_ABI_SCOPES, Evi
 from callyard.executor.seccomp import this_machine
 from callyard.worker.sandbox.bwrap import find_programs
 from callyard.worker.sandbox.levels import OFF, Level, LimitInForce, Limits, Sandbox, SandboxChoice
-from callyard.worker.sandbox.plan import PYTHON, Enclosure, Plan, make_plan
+from callyard.worker.sandbox.plan import Enclosure, Plan, make_plan
 
 if TYPE_CHECKING:
     from callyard.worker.config import WorkerConfig
@@ -148,7 +148,7 @@ def _confine_once(plan: Plan) -> subprocess.CompletedProcess[bytes]:
     enclosure = Enclosure(plan, {})
     try:
         return subprocess.run(
-            enclosure.command([*PYTHON, "-m", "callyard.executor.confine"]),
+            enclosure.trial_command(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             pass_fds=enclosure.inherited,

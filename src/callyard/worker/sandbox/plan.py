@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Final
 
 import msgspec
 
+from callyard.executor import launch
 from callyard.executor.confine import Confinement
 from callyard.functions.bundle import remove_tree
 from callyard.worker.sandbox.bwrap import TMP, build_arguments
-from callyard.worker.sandbox.cgroups import Cgroup, CgroupHome, find_home
+from callyard.worker.sandbox.cgroups import CONTROLLERS, Cgroup, CgroupHome, find_home
 from callyard.worker.sandbox.levels import Level, Limits
 from callyard.worker.sandbox.uids import UidClaim
 from callyard.worker.sandbox.view import (
@@ -30,6 +31,7 @@ from callyard.worker.sandbox.view import (
 )
 
 TMP_PREFIX: Final = "callyard-tmp-"
+PYTHON: Final = (sys.executable, "-P")  # -P: the current folder is not the bundle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +67,14 @@ def make_plan(level: Level, limits: Limits, program: str = "") -> Plan:
     if is_root and level is Level.LANDLOCK:
         closed = closed_folder(visible)
         kept_root = f"{closed}, on the way to the interpreter, is closed to other users" if closed else ""
+    # A limit per user counts exactly where the user is the executor's alone: no group is needed for it.
+    is_alone = level is Level.BWRAP or (is_root and not kept_root)
+    controllers = [name for name in CONTROLLERS if name != "pids" or not is_alone]
     return Plan(
         level=level,
         limits=limits,
         visible=visible,
-        cgroups=find_home(limits),
+        cgroups=find_home(limits, controllers),
         program=program,
         is_root=is_root,
         kept_root=kept_root,
@@ -123,7 +128,6 @@ class Enclosure:
             readable=tuple(path for path in (*SYSTEM, *SETTINGS, *plan.visible) if os.path.exists(path))
             if landlock
             else (),
-            cgroup_fds=tuple(self.cgroup.fds) if self.cgroup is not None else (),
             memory_bytes=limits.memory_bytes,
             processes=processes,
             open_files=limits.open_files,
@@ -131,13 +135,20 @@ class Enclosure:
             subprocesses=limits.subprocesses,
         )
 
-    def command(self, python: list[str]) -> list[str]:
-        """The whole command: `python` ends where the confinement's JSON belongs."""
-        return [*self.prefix, *python, msgspec.json.encode(self.confinement).decode()]
+    def trial_command(self) -> list[str]:
+        """A process that confines itself and says what holds."""
+        confinement = msgspec.structs.replace(self.confinement, cgroup_fds=tuple(self.inherited))
+        return [*self.prefix, *PYTHON, "-m", "callyard.executor.confine", _encode(confinement)]
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """An executor, with these arguments beside its confinement."""
+        groups = ",".join(map(str, self.inherited))
+        return [*self.prefix, *PYTHON, launch.__file__, groups, *arguments, "--confine", _encode(self.confinement)]
 
     @property
     def inherited(self) -> list[int]:
-        return list(self.confinement.cgroup_fds)
+        """Descriptors that the child needs; until `started`."""
+        return [] if self.cgroup is None else list(self.cgroup.fds)
 
     def started(self) -> None:
         """The child has its copies of the descriptors."""
@@ -146,6 +157,10 @@ class Enclosure:
 
     def release(self) -> None:
         self._undo.close()
+
+
+def _encode(confinement: Confinement) -> str:
+    return msgspec.json.encode(confinement).decode()
 
 
 def _make_tmp(uid: int) -> str:
@@ -180,6 +195,3 @@ def _count_tasks(uid: int) -> int:
             if found.st_uid == uid:
                 count += max(1, found.st_nlink - 2)
     return count
-
-
-PYTHON: Final = (sys.executable, "-P")

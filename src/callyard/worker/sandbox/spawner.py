@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from callyard.worker.sandbox.levels import Level, Sandbox
+from callyard.worker.sandbox.levels import OFF, Level, Sandbox
 from callyard.worker.sandbox.machine import choose
-from callyard.worker.sandbox.plan import PYTHON, Enclosure, Plan
+from callyard.worker.sandbox.plan import Enclosure, Plan
 from callyard.worker.spawner import (
     ChildProcess,
     ExecutorProcess,
@@ -27,14 +27,16 @@ from callyard.worker.spawner import (
 if TYPE_CHECKING:
     from callyard.worker.config import WorkerConfig
 
-REMOVE_AGAIN_S: Final = 0.05
-REMOVALS_MAX: Final = 40
+REMOVE_AGAIN_S: Final = 0.01
+REMOVALS_MAX: Final = 500
 STATUS_WAIT_S: Final = 0.5
 _CHILD_PID: Final = re.compile(rb'"child-pid"\s*:\s*(\d+)')
 
 
 async def open_spawner(config: WorkerConfig) -> tuple[Spawner, Sandbox]:
     """The spawner for a worker's settings. It tries the level first, in a thread. Raises UsageError."""
+    if config.sandbox_choice == "off":
+        return ProcessSpawner(), OFF
     plan, sandbox = await asyncio.to_thread(choose, config)
     return (ProcessSpawner() if plan is None else SandboxSpawner(plan)), sandbox
 
@@ -58,9 +60,8 @@ class SandboxSpawner(ProcessSpawner):
                 enclosure = Enclosure(self._plan, order.environment, info_theirs)
                 undo.callback(enclosure.release)
                 undo.callback(enclosure.started)
-                command = [*PYTHON, *self.build_command(order, lifeline)[2:], "--confine"]
                 child = start_child(
-                    enclosure.command(command),
+                    enclosure.command(self.build_arguments(order, lifeline)),
                     enclosure.environment,
                     [*inherited, *enclosure.inherited, *([info_theirs] if enclosure.prefix else [])],
                     None if enclosure.prefix else enclosure.tmp,
@@ -97,18 +98,17 @@ class ConfinedProcess(ChildProcess):
         if cgroup is not None and cgroup.ran_out_of_memory():
             self._emit(b"ended by the kernel: over the memory limit of its sandbox (sandbox_memory_bytes)")
         os.close(self._info_fd)
-        self._remove_cgroup()
-        self._enclosure.release()
-        super()._end()
+        self._end_when_empty(super()._end)
 
-    def _remove_cgroup(self) -> None:
-        """Again for a while: the kernel may still be at the last of its processes."""
+    def _end_when_empty(self, end: Callable[[], None]) -> None:
+        """Once its control group is empty, so that programs it started are dead as well."""
         cgroup = self._enclosure.cgroup
-        if cgroup is None or cgroup.remove():
-            return
         self._removals += 1
-        if self._removals < REMOVALS_MAX and not self._loop.is_closed():
-            self._loop.call_later(REMOVE_AGAIN_S, self._remove_cgroup)
+        if cgroup is not None and not cgroup.remove() and self._removals < REMOVALS_MAX:
+            self._loop.call_later(REMOVE_AGAIN_S, self._end_when_empty, end)
+            return
+        self._enclosure.release()
+        end()
 
 
 class BwrapProcess(ConfinedProcess):
