@@ -19,8 +19,6 @@ from callyard.ids import Digest
 
 PART_BYTES: Final = 1024 * 1024
 """Of one sidecar frame."""
-PART_REQUEST: Final = "code-part-"
-"""The beginning of the request id of a ResumeCall that carries a part."""
 PATH_BYTES_MAX: Final = 4_096
 _LENGTH_BYTES: Final = 8
 

@@ -6,12 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from callyard.errors import ErrorKind, Outcome, ProtocolError
 from callyard.executor import failures
-from callyard.executor.archive import PART_REQUEST, Unpacker
 from callyard.executor.code import Code, NotUsable
 from callyard.executor.contexts import Call
 from callyard.executor.failures import Fault
@@ -19,6 +19,7 @@ from callyard.executor.link import Link
 from callyard.ids import Digest, RequestId
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import (
+    CODE_PART,
     CallWaiting,
     CallWaitingPayload,
     CodeRequest,
@@ -30,6 +31,9 @@ from callyard.wire.messages import (
     WaitKind,
     WireError,
 )
+
+if TYPE_CHECKING:
+    from callyard.executor.archive import Unpacker
 
 
 class CodePlace(msgspec.Struct, frozen=True):
@@ -79,7 +83,7 @@ class Binding:
 
     def takes_answer(self, message: ResumeCall) -> bool:
         """Whether this is the answer that we wait for; once. Or a part of the code, which comes unasked before it."""
-        if message.request_id.startswith(PART_REQUEST):
+        if message.request_id.startswith(CODE_PART):
             return True
         expected = message.payload.resume_kind is WaitKind.FUNCTION_CODE and message.request_id == self._request
         if expected:
@@ -88,7 +92,7 @@ class Binding:
 
     def take_code(self, message: ResumeCall) -> Iterable[Call]:
         """Load what the worker sent. Returns the calls that waited. Raises `ProtocolError`, or `CodeRefused`."""
-        if message.request_id.startswith(PART_REQUEST):
+        if message.request_id.startswith(CODE_PART):
             self._unpack(self._link.sidecars.pop(message.request_id, b""))
             return ()
         assert self._digest is not None
@@ -139,6 +143,8 @@ class Binding:
             return
         try:
             if self._unpacker is None:
+                from callyard.executor.archive import Unpacker  # only a confined executor needs it
+
                 self._unpacker = Unpacker(Path(os.environ.get("TMPDIR", "/tmp"), "bundle"))
             self._unpacker.feed(part)
         except OSError as error:

@@ -22,6 +22,8 @@ EXECUTE_CALLS_MAX: Final = 64
 """Most calls in one ExecuteCalls (X94)."""
 RECALLED: Final = "recalled"
 """The `error_kind` that answers a recall of a call that had not begun (X93)."""
+CODE_PART: Final = "code-part-"
+"""The beginning of the request id of a ResumeCall that carries a part of a bundle as its sidecar."""
 NULL: Final = Raw(b"null")
 
 _NATURAL: Final = Meta(ge=0, le=2**63 - 1)

@@ -28,13 +28,14 @@ import msgspec
 import callyard
 from callyard.clock import Clock
 from callyard.errors import ErrorKind, UsageError
-from callyard.executor.archive import PART_BYTES, PART_REQUEST, read_parts
+from callyard.executor.archive import PART_BYTES, read_parts
 from callyard.ids import CallId, Digest, ExecutorId, RequestId
 from callyard.policy.restart import RestartThrottle
 from callyard.policy.stall import StallLimits, compute_limits, is_stalled
 from callyard.scheduler import events as e
 from callyard.scheduler.executors import ExecutorSnapshot
 from callyard.wire.messages import (
+    CODE_PART,
     PROTOCOL_VERSION,
     CallEvent,
     CallWaiting,
@@ -495,7 +496,7 @@ class Pool:
                 return
             if part:
                 payload = ResumeCallPayload(WaitKind.FUNCTION_CODE, 0)
-                message = ResumeCall(CallId(""), RequestId(f"{PART_REQUEST}{number}"), payload)
+                message = ResumeCall(CallId(""), RequestId(f"{CODE_PART}{number}"), payload)
                 link.send(message, send_next, part)
             else:
                 link.send(last)

@@ -147,7 +147,18 @@ def test_start_imports_nothing_that_it_can_do_without() -> None:
         check=True,
         timeout=WAIT_S,
     ).stdout.split()
-    heavy = {"asyncio", "pydantic", "threading", "socket", "logging", "argparse", "ctypes", "dataclasses", "subprocess"}
+    heavy = {
+        "hashlib",
+        "asyncio",
+        "pydantic",
+        "threading",
+        "socket",
+        "logging",
+        "argparse",
+        "ctypes",
+        "dataclasses",
+        "subprocess",
+    }
     assert heavy.isdisjoint(listing)
 
 

@@ -11,10 +11,7 @@ from msgspec import Meta
 from callyard.errors import ErrorKind
 from callyard.worker.io.config import DatabaseConfig
 from callyard.worker.io.port import IoFailure, IoScope, Provider, Reply, decode_request
-from callyard.worker.io.sql_duckdb import DuckdbDatabase
-from callyard.worker.io.sql_postgres import PostgresDatabase
 from callyard.worker.io.sql_rows import SQL_CHARACTERS_MAX, Database, Parameters, read_parameters
-from callyard.worker.io.sql_sqlite import SqliteDatabase
 from callyard.worker.io.threads import Threads
 
 THREADS: Final = 16
@@ -37,12 +34,19 @@ class SqlProvider(Provider):
         self._databases = {name: self._make(name, config) for name, config in databases.items()}
 
     def _make(self, name: str, config: DatabaseConfig) -> Database:
+        """Each kind is imported when a database of it is named: most workers have none."""
         scheme = config.url.partition(":")[0]
         if scheme == "sqlite":
+            from callyard.worker.io.sql_sqlite import SqliteDatabase
+
             return SqliteDatabase(name, config, self._threads)
         if scheme == "duckdb":
+            from callyard.worker.io.sql_duckdb import DuckdbDatabase
+
             return DuckdbDatabase(name, config, self._threads)
         assert scheme in ("postgresql", "postgres"), scheme  # the configuration was checked
+        from callyard.worker.io.sql_postgres import PostgresDatabase
+
         return PostgresDatabase(name, config)
 
     async def open(self) -> None:
