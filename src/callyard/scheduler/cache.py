@@ -6,10 +6,10 @@ arguments written otherwise miss a hit and are never wrong. The same results for
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from hashlib import blake2b
 from typing import Final
 
+from callyard.policy.lru import LruCache
 from callyard.scheduler.calls import Call
 
 KEY_BYTES: Final = 16
@@ -23,32 +23,8 @@ def key_of(call: Call) -> bytes:
     return blake2b(f"{head}{target.function_id}{target.digest}".encode() + call.args, digest_size=KEY_BYTES).digest()
 
 
-class ResultCache:
-    """At most `entries_max` outputs of together `bytes_max` bytes; the least recently used goes first."""
+class ResultCache(LruCache[bytes]):
+    """Outputs by key; an entry costs its key and its output."""
 
     def __init__(self, entries_max: int, bytes_max: int) -> None:
-        self._entries_max = entries_max
-        self._bytes_max = bytes_max
-        self.outputs: OrderedDict[bytes, bytes] = OrderedDict()
-        self.held_bytes = 0
-        """Keys and outputs."""
-
-    def get(self, key: bytes) -> bytes | None:
-        output = self.outputs.get(key)
-        if output is not None:
-            self.outputs.move_to_end(key)
-        return output
-
-    def put(self, key: bytes, output: bytes) -> None:
-        """Keep an output; one that is larger than all there may be is not kept."""
-        size = KEY_BYTES + len(output)
-        if size > self._bytes_max:
-            return
-        old = self.outputs.pop(key, None)
-        if old is not None:
-            self.held_bytes -= KEY_BYTES + len(old)
-        self.outputs[key] = output
-        self.held_bytes += size
-        while self.held_bytes > self._bytes_max or len(self.outputs) > self._entries_max:
-            _, oldest = self.outputs.popitem(last=False)
-            self.held_bytes -= KEY_BYTES + len(oldest)
+        super().__init__(entries_max, bytes_max, lambda output: KEY_BYTES + len(output))

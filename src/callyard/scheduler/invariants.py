@@ -212,9 +212,9 @@ def _check_sharing(scheduler: Scheduler, task: Task, calls: list[Call]) -> None:
         assert not in_flight, f"flights_are_known: {name}"
         return
     cache = sharing.cache
-    assert cache.held_bytes == sum(KEY_BYTES + len(output) for output in cache.outputs.values()), f"cached: {name}"
+    assert cache.held_bytes == sum(KEY_BYTES + len(output) for output in cache.entries.values()), f"cached: {name}"
     assert cache.held_bytes <= scheduler._config.cache_bytes_max, f"cache_bytes_max: {name}"
-    assert len(cache.outputs) <= scheduler._config.cache_entries, f"cache_entries: {name}"
+    assert len(cache.entries) <= scheduler._config.cache_entries, f"cache_entries: {name}"
     members: set[CallId] = set()
     for key, flight in sharing.flights.items():
         waiters = [*flight.roots.values(), *flight.subcalls.values()]

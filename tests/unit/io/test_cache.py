@@ -48,8 +48,8 @@ def test_bounds_and_order_against_a_plain_model(steps: list[tuple[int, int, bool
             assert found is model.get(key)
             if found is not None:
                 model[key] = model.pop(key)
-        assert (len(cache), cache.bytes_held) == (len(model), held(model))
-    assert cache.bytes_held <= 4 * ENTRY_BYTES
+        assert (len(cache), cache.held_bytes) == (len(model), held(model))
+    assert cache.held_bytes <= 4 * ENTRY_BYTES
 
 
 def held(model: dict[bytes, Reply]) -> int:

@@ -150,13 +150,13 @@ def test_the_least_recently_used_goes_first() -> None:
 def test_bytes_are_bounded_and_one_too_large_is_not_kept() -> None:
     cache = ResultCache(entries_max=100, bytes_max=100)
     cache.put(b"big", bytes(100 - KEY_BYTES + 1))
-    assert (len(cache.outputs), cache.held_bytes) == (0, 0)
+    assert (len(cache.entries), cache.held_bytes) == (0, 0)
     for number in range(20):
         cache.put(b"%d" % number, bytes(10))
         assert cache.held_bytes <= 100
-    assert (len(cache.outputs), cache.held_bytes) == (3, 78)
+    assert (len(cache.entries), cache.held_bytes) == (3, 78)
     cache.put(b"19", bytes(20))
-    assert (len(cache.outputs), cache.held_bytes) == (3, 88)
+    assert (len(cache.entries), cache.held_bytes) == (3, 88)
 
 
 @pytest.mark.requirement("X15")
@@ -164,7 +164,7 @@ def test_the_settings_bound_it() -> None:
     h = Harness(executors=1, cache_entries=2)
     for sent in dispatches(h.begin(*((PURE, b"%d" % number) for number in range(5)))):
         h.complete(sent)
-    assert len(h.scheduler._tasks["t"].sharing.cache.outputs) == 2
+    assert len(h.scheduler._tasks["t"].sharing.cache.entries) == 2
 
 
 # --- one run for many -----------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_what_a_leader_met_for_where_it_stands_is_no_answer_to_its_equals() -> N
     (second,) = dispatches(h.fail(leader, ErrorKind.INTERNAL))
     assert second.parent_call_id == "t-1"
     h.complete(second, b"1")
-    assert len(h.scheduler._tasks["t"].sharing.cache.outputs) == 1
+    assert len(h.scheduler._tasks["t"].sharing.cache.entries) == 1
 
 
 @pytest.mark.requirement("X45", "X16")
@@ -313,7 +313,7 @@ def test_a_result_that_a_crash_has_shaped_is_not_kept() -> None:
     (resume,) = resumes(h.lose(child.executor_id, begun=[child.call_id]))
     h.resume(resume)
     h.complete(leader, b"a guess")
-    assert not h.scheduler._tasks["t"].sharing.cache.outputs
+    assert not h.scheduler._tasks["t"].sharing.cache.entries
 
 
 @pytest.mark.requirement("X23", "X7")
