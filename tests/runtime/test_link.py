@@ -35,7 +35,7 @@ from callyard.wire.messages import (
     ResumeCallPayload,
     WaitKind,
 )
-from callyard.worker.link import FRAMES_PER_FLUSH, ExecutorLink
+from callyard.worker.link import FRAMES_PER_FLUSH, HELD_OUTBOXES, ExecutorLink
 from callyard.worker.marks import MarkPage
 
 from .conftest import MakeWorker, ManualClock
@@ -201,6 +201,34 @@ async def test_calls_that_gather_are_refused_when_full_and_gone_when_sealed(link
     link.seal()
     assert not send_short(link, "b")
     assert sent_by(link) == []
+
+
+@pytest.mark.requirement("X34")
+@pytest.mark.requirement("X82")
+async def test_large_answers_wait_for_room_up_to_a_bound_and_leave_in_order(link: ExecutorLink) -> None:
+    transport = Transport()
+    link.connection_made(transport)
+    link.pause_writing()
+
+    def answer(number: int) -> ResumeCall:
+        payload = ResumeCallPayload(WaitKind.IO, 1, msgspec.Raw(b"1" * 600_000))
+        return ResumeCall(CallId("c"), RequestId(f"r{number}"), payload)
+
+    seen: list[int] = []
+    count = 0
+    for number in range(10):
+        assert link.send_when_room(answer(number), lambda number=number: seen.append(number))  # type: ignore[misc]
+    link.resume_writing()
+    assert seen == list(range(10))
+    frames = [decode_worker_message(body)[0] for body in FrameReader().feed(b"".join(transport.writes))]
+    assert [getattr(frame, "request_id", "") for frame in frames] == [f"r{number}" for number in range(10)]
+    link.pause_writing()
+    while link.send_when_room(answer(count)):
+        count += 1
+    owner = link._owner
+    assert isinstance(owner, Owner)
+    assert owner.broken[0][0] == "not_reading"
+    assert count * 600_000 <= (1 + HELD_OUTBOXES) * 1_000_000 < (count + 3) * 600_000
 
 
 async def test_flush_callbacks_come_in_order_after_their_frame(link: ExecutorLink) -> None:

@@ -93,6 +93,11 @@ def ties_of(call: Call) -> Ties:
     return ties
 
 
+def budget_left_ms(call: Call) -> int:
+    """What the requests of its current attempt have left of a call's budget, which must not be unlimited (X65, X85)."""
+    return call.budget_ms - (0 if call.ties is None else call.ties.charged_ms)
+
+
 def refuse(parent: Call, event: SubcallRequested, depth_max: int) -> CallFailure | None:
     """Why this call may not make this subcall; None: it may."""
     target = event.target
@@ -119,7 +124,7 @@ def refuse(parent: Call, event: SubcallRequested, depth_max: int) -> CallFailure
             f"{name} is exclusive, but {root.function_id}, which began this, shares its process: make it exclusive"
         )
         return _deny("exclusive", message)
-    if parent.budget_ms and ties.charged_ms >= parent.budget_ms:
+    if parent.budget_ms and budget_left_ms(parent) <= 0:
         message = f"{name} was not called: {parent.target.function_id} has used its {parent.budget_ms} ms"
         return fail(ErrorKind.TIMEOUT, message, outcome=Outcome.NOT_RUN, limit="budget_ms")
     return None
@@ -156,7 +161,7 @@ def build_subcall(parent: Call, event: SubcallRequested, number: int) -> Call:
     ties = ties_of(parent)
     granted = event.granted_budget_ms
     if parent.budget_ms:
-        left = parent.budget_ms - ties.charged_ms
+        left = budget_left_ms(parent)
         granted = min(granted, left) if granted else left
     return Call(
         call_id=CallId(f"{parent.call_id}/sub-{number}"),

@@ -29,6 +29,7 @@ from callyard.scheduler.calls import FunctionTarget
 from callyard.scheduler.commands import SchedulerCommand
 from callyard.scheduler.events import SchedulerEvent
 from callyard.scheduler.statistics import BundleDemand, SchedulerStatistics, TaskProgress
+from callyard.scheduler.subcalls import budget_left_ms
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import (
     NULL,
@@ -227,8 +228,7 @@ class Actor:
             self._io_tasks.add(task_id)
             self._io.start_task(task_id, call.task.plan.tenant, self._listeners[task_id].io_options)
         link.io_attempts.add((call_id, attempt_seq))
-        charged_ms = 0 if call.ties is None else call.ties.charged_ms
-        return max(1, call.budget_ms - charged_ms) if call.budget_ms else 0
+        return max(1, budget_left_ms(call)) if call.budget_ms else 0
 
     def tell_call_event(self, message: CallEvent) -> None:
         """Hand on what a running call tells, under its root's place in the list."""
@@ -296,14 +296,11 @@ class Actor:
             try:
                 self._execute(self._scheduler.handle(post, now_ms), now_ms)
             except ProtocolError as error:
-                if not isinstance(post, e.CallSuspended | e.AttemptFailed):
+                if not isinstance(post, e.CallSuspended | e.SubcallRequested | e.AttemptFailed):
                     raise
                 self._on_protocol_error(post.executor_id, str(error))
         elif isinstance(post, SubcallAsked):
-            try:
-                self._execute(self._scheduler.handle(self._resolve(post), now_ms), now_ms)
-            except ProtocolError as error:
-                self._on_protocol_error(post.executor_id, str(error))
+            self._take(self._resolve(post), now_ms)
         elif isinstance(post, BatchPrepared):
             accepted = self._scheduler.commit_batch(post.prepared)
             listener = self._listeners.get(post.prepared.task_id)

@@ -51,6 +51,10 @@ from callyard.worker.marks import MarkPage
 FRAMES_PER_FLUSH: Final = 64
 WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
 _STOPPED_KINDS: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.CANCELLED, ErrorKind.DEADLINE})
+LARGE_PARTS: Final = 16
+"""An answer above this part of `outbox_bytes_max` is large: it waits for room."""
+HELD_OUTBOXES: Final = 64
+"""How many times `outbox_bytes_max` the waiting answers may be together."""
 IDEMPOTENT: Final = Promises(idempotent=True)
 
 
@@ -133,8 +137,11 @@ class ExecutorLink(asyncio.Protocol):
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
         self._batch: OpenBatch | None = None
-        self._held: deque[tuple[WorkerMessage, Callable[[], None] | None, bytes | None]] = deque()
+        self._held: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         """Answers that wait for an empty outbox."""
+        self._held_bytes = 0
+        self._asking: deque[Callable[[], None]] = deque()
+        """What waits until no answer does."""
         self._reader = FrameReader(executor_id)
         self._transport: asyncio.Transport | None = None
         self._write_paused = False
@@ -408,11 +415,11 @@ class ExecutorLink(asyncio.Protocol):
         `on_flushed` is called once the transport took the frame. A peer that lets more than `outbox_bytes_max` pile
         up has stopped reading, and is lost.
         """
-        if self._sealed:
-            return False
+        return not self._sealed and self._put(encode_message(message, sidecar), on_flushed)
+
+    def _put(self, frame: bytes, on_flushed: Callable[[], None] | None) -> bool:
         if self._batch is not None:
             self._close_batch(self._batch)
-        frame = encode_message(message, sidecar)
         self._outbox.append(frame)
         self._outbox_bytes += len(frame)
         if on_flushed is not None:
@@ -427,17 +434,29 @@ class ExecutorLink(asyncio.Protocol):
     ) -> bool:
         """`send` for an answer that may be large: it waits here, in order, while the outbox has no room for it.
 
-        The executor asked for each of them, so that many at once are no sign that it has stopped reading; that shows
-        in how long the transport is blocked.
+        The executor asked for each of them, so that a few at once are no sign that it has stopped reading; that shows
+        in how long the transport is blocked. One that asks for more than `HELD_OUTBOXES` has room for and reads none
+        is lost as `send` says: the worker holds no more for it.
         """
         if self._sealed:
             return False
-        size = len(sidecar or b"")
-        if self._held or (self._outbox and self._outbox_bytes + size > self._bytes_max):
-            encode_message(message, sidecar)  # an answer that no frame can hold is refused now
-            self._held.append((message, on_flushed, sidecar))
-            return True
-        return self.send(message, on_flushed, sidecar)
+        frame = encode_message(message, sidecar)
+        is_large = len(frame) > self._bytes_max // LARGE_PARTS
+        if not self._held and not (is_large and self._outbox and self._outbox_bytes + len(frame) > self._bytes_max):
+            return self._put(frame, on_flushed)
+        self._held.append((frame, on_flushed))
+        self._held_bytes += len(frame)
+        if self._held_bytes > HELD_OUTBOXES * self._bytes_max:
+            self._break("not_reading", f"it asked for {self._held_bytes} bytes and left them unread")
+            return False
+        return True
+
+    def when_room(self, ask: Callable[[], None]) -> None:
+        """Do what will make a large answer: now, or once no answer waits any more. Dropped with the link."""
+        if self._held:
+            self._asking.append(ask)
+        else:
+            ask()
 
     def flush(self) -> None:
         """Hand the outbox to the transport, up to 64 frames at a time, while the transport has room."""
@@ -447,8 +466,10 @@ class ExecutorLink(asyncio.Protocol):
         if self._batch is not None:
             self._close_batch(self._batch)
         while (outbox or self._held) and not self._write_paused:
-            if not outbox and not self.send(*self._held.popleft()):
-                return
+            if not outbox:
+                frame, on_flushed = self._held.popleft()
+                self._held_bytes -= len(frame)
+                self._put(frame, on_flushed)
             if len(outbox) <= FRAMES_PER_FLUSH:
                 count, data = len(outbox), b"".join(outbox)
                 outbox.clear()
@@ -459,6 +480,8 @@ class ExecutorLink(asyncio.Protocol):
             transport.write(data)
             if self._flushed:
                 self._report_flushed(count)
+        while self._asking and not self._held:
+            self._asking.popleft()()
 
     def _report_flushed(self, count: int) -> None:
         waiting = deque((left - count, callback) for left, callback in self._flushed)
@@ -478,6 +501,8 @@ class ExecutorLink(asyncio.Protocol):
         self._sealed = True
         self._batch = None
         self._held.clear()
+        self._held_bytes = 0
+        self._asking.clear()
         self._outbox.clear()
         self._outbox_bytes = 0
         self._flushed.clear()

@@ -235,19 +235,25 @@ class Pool:
         """Give the slot a spare, or a new process; then see that there are spares again."""
         if self._stopping or slot.executor is not None or slot.state is SlotState.STOPPED:
             return
-        ready = [spare for spare in self._spares if spare.attached.is_set() and not spare.losing]
-        if ready:
-            executor = ready[0]
-            self._spares.remove(executor)
-            self._seat(executor, slot)
-            self._hand_over(executor)
-            self._keep(self._fill_spares())
+        spare = self._take_spare()
+        if spare is not None:
+            self._seat(spare, slot)
+            self._hand_over(spare)
             return
         try:
             await self._spawn(slot)
         except OSError as error:  # no descriptors, processes, memory or disk now: there may be later
             self._last_loss = f"an executor could not be started: {error}"
             self._fill_later(slot, made_progress=False)
+
+    def _take_spare(self) -> Executor | None:
+        """A spare that is attached, whose place is filled again; None: there is none now."""
+        ready = [spare for spare in self._spares if spare.attached.is_set() and not spare.losing]
+        if not ready:
+            return None
+        self._spares.remove(ready[0])
+        self._keep(self._fill_spares())
+        return ready[0]
 
     def _fill_later(self, slot: Slot, *, made_progress: bool) -> None:
         """At once, or after the delay that starts without progress have earned (X45)."""
@@ -523,10 +529,8 @@ class Pool:
         """Have the hub perform a request of an attempt that holds a seat here (X42, X65)."""
         payload = message.payload
         assert payload.io is not None, message
+        request = payload.io
         call_id, request_id, seq = message.call_id, message.request_id, payload.attempt_seq
-        budget_ms = self._actor.begin_io(link, call_id, seq)
-        if budget_ms is None:
-            return  # of an attempt that is over
 
         def answer(done: IoAnswer) -> None:
             self._actor.resume(
@@ -541,7 +545,12 @@ class Pool:
                 budget_used_ms=done.budget_used_ms,
             )
 
-        self._io.submit(payload.task_id, call_id, seq, request_id, payload.io, sidecar, answer, budget_ms)
+        def submit() -> None:
+            budget_ms = self._actor.begin_io(link, call_id, seq)
+            if budget_ms is not None:  # else the attempt is over
+                self._io.submit(payload.task_id, call_id, seq, request_id, request, sidecar, answer, budget_ms)
+
+        link.when_room(submit)  # an executor that does not keep up with its answers is given no more to read
 
     def on_interrupted(self, link: ExecutorLink) -> None:
         """Half a transaction may be left in a connection, or a lock held: nobody else should find it."""
@@ -618,12 +627,9 @@ class Pool:
     async def describe_apart(self, digest: Digest, path: Path, module: str) -> DescribedPayload:
         """The same in a process that serves nothing else, and ends with it. Raises UsageError."""
         self._check_not_stopping()
-        ready = [spare for spare in self._spares if spare.attached.is_set() and not spare.losing]
-        if ready:
-            executor = ready[0]
+        executor = self._take_spare()
+        if executor is not None:
             executor.apart = True
-            self._spares.remove(executor)
-            self._keep(self._fill_spares())
         else:
             try:
                 executor = await self._spawn(None, apart=True)

@@ -140,15 +140,13 @@ class Worker:
             raise UsageError("this worker was started, or closed, before; make a new one")
         if self._spawner is None:
             self._spawner, self._sandbox = await open_spawner(self.config)
-        if self._closing:
-            raise UsageError("the worker was closed while it started")
+        self._check_starting()
         self._folder = RunFolder()
         try:
             providers = build_providers(self._io_config, sandboxed=self.config.sandbox_choice != "off")
             io = self._io = IoHub(providers, self._clock, self._io_config.limits, advise)
             await io.open()
-            if self._closing:
-                raise UsageError("the worker was closed while it started")
+            self._check_starting()
             self._actor = Actor(
                 self.config.scheduler,
                 self._clock,
@@ -194,6 +192,11 @@ class Worker:
         except BaseException:
             await self.close(drain=False)
             raise
+
+    def _check_starting(self) -> None:
+        """After each wait before there is a pool, which asks the same."""
+        if self._closing:
+            raise UsageError("the worker was closed while it started")
 
     async def reload(self) -> bool:
         """Read the functions' files again. Tasks that run go on with what they began with; the next ones get the new
