@@ -77,6 +77,10 @@ class Driver:
         (self.bundle / f"{MODULE}.py").write_text(source, encoding="utf-8")
         self.heartbeats: list[Heartbeat] = []
         self.ends: dict[CallId, End] = {}
+        self._came: deque[bytes] = deque()
+        """Read, and not taken in yet."""
+        self._ended = False
+        """There is nothing more to read."""
         self.others: deque[Any] = deque()
         self.settled_frames: list[int] = []
         """How many ends each CallsSettled held."""
@@ -139,13 +143,20 @@ class Driver:
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send(self, *messages: WorkerMessage) -> None:
-        self._socket.sendall(b"".join(map(encode_message, messages)))
+        self.send_bytes(b"".join(map(encode_message, messages)))
 
     def send_with_body(self, message: WorkerMessage, body: bytes | None) -> None:
-        self._socket.sendall(encode_message(message, body))
+        self.send_bytes(encode_message(message, body))
 
     def send_bytes(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        """Send all of it, and read meanwhile, as a worker does: the executor may be sending to us just as much."""
+        left = memoryview(data)
+        while left:
+            readable, writable, _ = select.select([] if self._ended else [self._socket], [self._socket], [])
+            if readable:
+                self._receive()
+            if writable:
+                left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
 
     def make_call(
         self,
@@ -200,19 +211,26 @@ class Driver:
 
     def pump(self, timeout_s: float) -> bool:
         """Take in what has come, waiting for at most `timeout_s`. False: nothing came."""
-        if self.at_eof or not select.select([self._socket], [], [], max(0.0, timeout_s))[0]:
+        if not self._came and not self._ended and select.select([self._socket], [], [], max(0.0, timeout_s))[0]:
+            self._receive()
+        if not self._came:
+            self.at_eof = self._ended
             return False
+        for body in self._reader.feed(self._came.popleft()):
+            message, self.last_sidecar = decode_executor_message(body)
+            self._take(message)
+        return True
+
+    def _receive(self) -> None:
+        """Keep what can be read now, for `pump` to take in."""
         try:
             data = self._socket.recv(1 << 18)
         except ConnectionResetError:
             data = b""
-        if not data:
-            self.at_eof = True
-            return False
-        for body in self._reader.feed(data):
-            message, self.last_sidecar = decode_executor_message(body)
-            self._take(message)
-        return True
+        if data:
+            self._came.append(data)
+        else:
+            self._ended = True
 
     def _take(self, message: Any) -> None:
         match message:
