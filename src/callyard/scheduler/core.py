@@ -29,7 +29,7 @@ from typing import assert_never
 import msgspec
 
 from callyard.errors import CallFailure, ErrorKind, Outcome, ProtocolError, fail
-from callyard.ids import CallId, Digest, ExecutorId, RequestId, TaskId
+from callyard.ids import CallId, ExecutorId, RequestId, TaskId
 from callyard.policy.backoff import compute_refusal_delay_ms
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
@@ -512,16 +512,6 @@ class Scheduler(Decisions):
         """Exclusive calls that are ready and have no executor: the pool grows for them (X90)."""
         return self._exclusives.count
 
-    def starved_bundles(self) -> list[Digest]:
-        """Bundles with calls to bind, and with no executor that could ever take them: all are bound to others (X92)."""
-        executors = self._index.executors.values()
-        open_to = {ex.digest for ex in executors if not ex.sealed}
-        return [] if None in open_to else [digest for digest in self._unmet() if digest not in open_to]
-
-    def _unmet(self) -> list[Digest]:
-        waiting = (digest for digest in self._exclusives.waiting if digest not in self._turns.rings)
-        return [*self._turns.bundles(), *waiting]
-
     def find_call(self, call_id: CallId) -> Call | None:
         """To look at, not to change; None: it is gone."""
         return self._calls.get(call_id)
@@ -536,7 +526,8 @@ class Scheduler(Decisions):
     def bundle_demand(self) -> BundleDemand:
         """Ask when a turn has settled: what then stands in a ring found no executor (X92)."""
         bound = {ex.executor_id: ex.digest for ex in self._index.executors.values()}
-        return BundleDemand(self._unmet(), bound)
+        waiting = (digest for digest in self._exclusives.waiting if digest not in self._turns.rings)
+        return BundleDemand([*self._turns.bundles(), *waiting], bound)
 
     def statistics(self) -> SchedulerStatistics:
         executors = self._index.executors.values()

@@ -177,13 +177,13 @@ def test_bundles_that_no_executor_could_ever_take() -> None:
     h = Harness(executors=1)
     other = function("f", digest=Digest("other"))
     h.begin(PLAIN, other)
-    assert h.scheduler.starved_bundles() == ["other"]
+    assert h.scheduler.bundle_demand().unmet == ["other"]
     h.attach("exec-1")
-    assert h.scheduler.starved_bundles() == []
     h.turn()
+    assert h.scheduler.bundle_demand().unmet == []
     h.post(e.ExecutorSealed("exec-0"))
     h.commit(3)
-    assert h.scheduler.starved_bundles() == ["d"]
+    assert h.scheduler.bundle_demand().unmet == ["d"]
     assert h.turn() == []
 
 
@@ -191,15 +191,14 @@ def test_bundles_that_no_executor_could_ever_take() -> None:
 def test_exclusive_calls_count_among_them() -> None:
     h = Harness(executors=1)
     h.begin(PLAIN, function("alone", exclusive=True, digest=Digest("other")))
-    assert h.scheduler.starved_bundles() == ["other"]
     assert h.scheduler.bundle_demand().unmet == ["other"]
 
 
 @pytest.mark.requirement("X92")
 def test_no_calls_no_hunger() -> None:
     h = Harness()
-    assert h.scheduler.starved_bundles() == []
+    assert h.scheduler.bundle_demand().unmet == []
     h.begin(PLAIN)
-    assert h.scheduler.starved_bundles() == ["d"]
+    assert h.scheduler.bundle_demand().unmet == ["d"]
     h.attach("exec-0")
     assert isinstance(h.turn()[0], c.BindCall)

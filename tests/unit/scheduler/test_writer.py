@@ -42,7 +42,6 @@ READING = {
     "find_call",
     "is_settled",
     "bundle_demand",
-    "starved_bundles",
     "exclusive_waiting",
 }
 
