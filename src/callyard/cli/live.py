@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -126,12 +126,9 @@ class NotedProgress(Progress):
 
 
 @asynccontextmanager
-async def shown_amount(screen: Screen, live: Live) -> AsyncIterator[None]:
-    """A bar for the one call that the body waits for, from its first word of progress on; on a terminal only."""
-    if not screen.is_terminal:
-        yield
-        return
-    shown = asyncio.ensure_future(_show_amount(screen, live))
+async def shown_beside(show: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Show something while the body runs; raises what the showing raised, if it ended by itself."""
+    shown = asyncio.ensure_future(show)
     try:
         yield
     finally:
@@ -139,6 +136,16 @@ async def shown_amount(screen: Screen, live: Live) -> AsyncIterator[None]:
         await asyncio.wait([shown])
     if not shown.cancelled():
         shown.result()
+
+
+@asynccontextmanager
+async def shown_amount(screen: Screen, live: Live) -> AsyncIterator[None]:
+    """A bar for the one call that the body waits for, from its first word of progress on; on a terminal only."""
+    if not screen.is_terminal:
+        yield
+        return
+    async with shown_beside(_show_amount(screen, live)):
+        yield
 
 
 async def _show_amount(screen: Screen, live: Live) -> None:

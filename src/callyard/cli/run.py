@@ -12,7 +12,7 @@ from typing import Final
 
 from callyard.cli.calls import STOPPED_KINDS, CallList, Tally, summarise
 from callyard.cli.interrupts import Interrupts, exit_status
-from callyard.cli.live import Live
+from callyard.cli.live import Live, shown_beside
 from callyard.cli.progress import show_progress
 from callyard.cli.quantities import show_duration, show_size
 from callyard.cli.screen import Screen, is_plain_file
@@ -166,16 +166,9 @@ async def _shown(
         screen.say("reading rows from the terminal; Ctrl-D ends them", style="dim")
     scrolling = options.output == "-" and os.isatty(1)
     bar = _has_bar(options, screen)
-    shown = asyncio.ensure_future(
-        show_progress(screen, worker, run, bar=bar, lines=not scrolling, describe=live.describe_longest)
-    )
-    try:
+    progress = show_progress(screen, worker, run, bar=bar, lines=not scrolling, describe=live.describe_longest)
+    async with shown_beside(progress):
         yield
-    finally:
-        shown.cancel()
-        await asyncio.wait([shown])
-    if not shown.cancelled():
-        shown.result()
 
 
 def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallList, options: RunOptions) -> None:

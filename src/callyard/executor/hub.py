@@ -505,15 +505,19 @@ class Hub:
                 due_ns = min(due_ns, now + max(0, call.budget_ns - call.used_ns(now, self.busy_ns)))
             self._sleep_number += 1
             context.sleep_number, context.sleep_from_ns = self._sleep_number, now
-            self.sleeping_count += 1
             heapq.heappush(self._sleepers, (due_ns, self._sleep_number, context))
-            aside = nested_loops.set_aside()
-            try:
-                self.greenlet.switch(SLEEPING)
-            finally:
-                nested_loops.put_back(aside)
+            self.give_way()
         finally:
             context.at = context.greenlet
+
+    def give_way(self) -> None:
+        """Let a `def` wait, until the hub resumes it; called in its greenlet. Whoever wakes it lowers the count."""
+        self.sleeping_count += 1
+        aside = nested_loops.set_aside()
+        try:
+            self.greenlet.switch(SLEEPING)
+        finally:
+            nested_loops.put_back(aside)
 
     def _wake_sleepers(self, now: int) -> None:
         sleepers = self._sleepers

@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Raw
 
 from callyard.errors import CallError, ErrorKind, Outcome, ProtocolError, UsageError, fail
-from callyard.executor import budget, nested_loops
-from callyard.executor.contexts import SLEEPING, Call, Context, this_greenlet
+from callyard.executor import budget
+from callyard.executor.contexts import Call, Context, this_greenlet
 from callyard.executor.link import Link
 from callyard.ids import RequestId
 from callyard.wire.codec import encode_message
@@ -181,12 +181,7 @@ class Requests:
                 hub.greenlet.switch(future)
             else:
                 wait.context = context
-                hub.sleeping_count += 1
-                aside = nested_loops.set_aside()
-                try:
-                    hub.greenlet.switch(SLEEPING)
-                finally:
-                    nested_loops.put_back(aside)
+                hub.give_way()
         finally:
             context.at = context.greenlet
             self._leave(wait)
