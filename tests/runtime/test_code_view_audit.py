@@ -17,7 +17,7 @@ from callyard.functions.audit.log import AuditLog
 from callyard.functions.audit.policies import AllowPolicy, AstPolicy, BundleView, CommandPolicy, to_policy
 from callyard.functions.audit.verdict import Verdict
 from callyard.functions.registry import Registry
-from callyard.ids import Digest
+from callyard.ids import Digest, ExecutorId
 from callyard.wire.messages import Describe
 from callyard.worker.audit_gate import AuditGate, AuditRefused
 from callyard.worker.worker import Worker
@@ -339,6 +339,10 @@ async def test_views_carry_the_verdicts_id(make_worker: MakeWorker, tmp_path: Pa
         (line,) = lines_of(log)
         assert (line["policy"], line["digest"]) == ("allow", digest)
         assert worker._view.audits == {digest: line["audit"]}
+        for function in ("effect", "safe"):
+            await worker.call(function, [])
+        process = worker._pool._executors[ExecutorId("exec-1")].process
+        assert [execute.payload.audit for execute in process.executes] == [line["audit"]] * 2
     async with make_worker(FakeSpawner()) as worker:
         assert worker._view.audits == {}
 

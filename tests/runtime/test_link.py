@@ -231,6 +231,21 @@ async def test_large_answers_wait_for_room_up_to_a_bound_and_leave_in_order(link
     assert count * 600_000 <= (1 + HELD_OUTBOXES) * 1_000_000 < (count + 3) * 600_000
 
 
+@pytest.mark.requirement("X82")
+async def test_what_makes_large_answers_waits_while_one_does(link: ExecutorLink) -> None:
+    link.connection_made(Transport())
+    asked: list[str] = []
+    link.when_room(lambda: asked.append("before"))
+    link.pause_writing()
+    payload = ResumeCallPayload(WaitKind.IO, 1, msgspec.Raw(b"1" * 900_000))
+    for _ in range(3):
+        link.send_when_room(ResumeCall(CallId("c"), RequestId("r"), payload))
+    link.when_room(lambda: asked.append("after"))
+    assert asked == ["before"]
+    link.resume_writing()
+    assert asked == ["before", "after"]
+
+
 async def test_flush_callbacks_come_in_order_after_their_frame(link: ExecutorLink) -> None:
     transport = Transport()
     link.connection_made(transport)

@@ -141,10 +141,10 @@ class Binding:
             raise ProtocolError("code came for an executor that has loaded its bundle")
         if self._no_room is not None:
             return
+        from callyard.executor.archive import Unpacker  # only a confined executor needs it
+
         try:
             if self._unpacker is None:
-                from callyard.executor.archive import Unpacker  # only a confined executor needs it
-
                 self._unpacker = Unpacker(Path(os.environ.get("TMPDIR", "/tmp"), "bundle"))
             self._unpacker.feed(part)
         except OSError as error:

@@ -28,7 +28,7 @@ from callyard.worker.io.hub import TaskIoOptions
 from callyard.worker.results import EventCallback, ToldCalls
 
 BATCH_SPAN_MS: Final = 20
-OUTSTANDING_PARTS: Final = 64
+OUTSTANDING_PARTS: Final = 32
 """A batch holds at least this part of the rows that are outstanding."""
 BATCHES_PER_SLICE: Final = 16
 """Batches built before the loop gets its turn again."""

@@ -20,6 +20,8 @@ import os
 import time
 from pathlib import Path
 
+from typing_extensions import TypedDict
+
 from callyard import acall, acall_many, call, call_many, function, log, progress, sleep
 
 
@@ -98,6 +100,21 @@ def where(n: int) -> int:
     return os.getpid()
 
 
+class Order(TypedDict):
+    item: str
+    count: int
+
+
+@function
+def weigh(order: Order) -> int:
+    return 10 * order["count"]
+
+
+@function
+def ship(order: Order) -> int:
+    return call(weigh, order=order) + call("weigh", {"order": order})
+
+
 @function
 def tells(n: int) -> int:
     for i in range(n):
@@ -160,6 +177,14 @@ async def test_equal_pure_subcalls_of_a_whole_list_run_once(path: Path, tmp_path
         results = [result.unwrap() async for result in worker.map("sum_of_squares", rows)]
     assert results == [14 + (i % 4) ** 2 for i in range(200)]
     assert sorted(ran.read_text().split()) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.requirement("X28")
+async def test_a_row_s_function_may_call_one_that_would_take_a_row(path: Path) -> None:
+    """An object is a whole row for the call of a list alone; a subcall's arguments are by name."""
+    async with Worker(path, executors=1) as worker:
+        results = [result.unwrap() async for result in worker.map("ship", [{"item": "tea", "count": 2}])]
+    assert results == [40]
 
 
 @pytest.mark.requirement("X28")
