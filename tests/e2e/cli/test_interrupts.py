@@ -86,7 +86,7 @@ def wait_for_words(process: subprocess.Popen[str], words: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_running_calls_may_finish_and_waiting_ones_are_told(tmp_path: Path, number: signal.Signals) -> None:
     begun, other, out = tmp_path / "begun", tmp_path / "go", tmp_path / "out.jsonl"
-    rows = write_rows(tmp_path / "rows.jsonl", *[[str(begun), str(other)]] * 1_000)
+    rows = write_rows(tmp_path / "rows.jsonl", *[[str(begun), str(other)]] * 30_000)  # more than the window holds
     environment = {"CALLYARD_EXECUTOR_MAX_INFLIGHT": "2"}
     with started("run", f"{TARGET}:until_file", rows, "-o", out, env=environment) as process:
         wait_for_file(begun, lines=2)
