@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any, Final
 
-from callyard.worker.config import ENVIRONMENT, WorkerConfig, setting_range
+import msgspec
+
+from callyard.dispatch.config import DispatcherConfig
+from callyard.worker.config import ENVIRONMENT, PoolConfig, WorkerConfig, setting_range
 
 HEAD: Final = """# Settings
 
@@ -79,10 +82,51 @@ OTHERS: Final = {
     "sandbox_subprocesses": "whether functions in it may start programs",
     "executors_max": "processes while `exclusive` calls wait for one of their own; 0: four times the CPUs",
     "after_interrupt": (
-        "an executor in which a call was interrupted is replaced once its others are done (`recycle`),"
+        "an executor in which a call was interrupted is replaced, and ends its others beside the next one (`recycle`),"
         " or goes on (`keep`)"
     ),
     "cancel_grace_ms": "a cancelled call that does not stop within it costs its executor",
+    "pools": "named pools of executors, by name: see below",
+}
+POOLS: Final = """
+## Named pools
+
+Fields of `PoolConfig`, for `Worker(…, pools={"gpu": PoolConfig(executors=1)})`. Those without a default are the
+worker's own settings of that name, unless given.
+
+| field | meaning | default |
+| --- | --- | --- |
+"""
+OF_POOLS: Final = {
+    "executors": "processes that run its calls, all from the start",
+    "executors_max": "processes while `exclusive` calls wait for one of their own; 0: no more than `executors`",
+    "spare_executors": "processes kept started and idle; none where the environment names `{slot}`",
+    "environment": "variables of its processes; `{slot}` is the number of a process's place, from 0",
+}
+DISPATCHER: Final = """
+## Dispatcher
+
+Fields of `DispatcherConfig`: by name to `Dispatcher(…, name=value)`, or `Yard(…, dispatching=DispatcherConfig(…))`.
+`RetryPolicy` is in `callyard.policy.retry`, `BreakerPolicy` in `callyard.policy.breaker`.
+
+| setting | meaning | default |
+| --- | --- | --- |
+"""
+OF_DISPATCHERS: Final = {
+    "timeout_ms": "time for one attempt, where neither the call nor the tool says",
+    "retry": "a `RetryPolicy`, where the tool does not say: attempts, and the waits between them",
+    "breaker": "a `BreakerPolicy` for each tool; None: no circuit breaker",
+    "slots": "calls that run at once, nested ones aside; with a worker no more than its executors take",
+    "queued_max": "calls that wait for a turn, a seat or a slot; one more is `unavailable`",
+    "queue_wait_ms_max": "longest wait before the first attempt",
+    "attempt_min_ms": "no attempt starts with less time left than this",
+    "cancel_grace_ms": "code that was told to stop has so long until its call is answered all the same",
+    "drain_deadline_ms": "what calls under way get when the dispatcher closes, before they are stopped",
+    "ttl_ms": "how long the end of a keyed call answers later ones",
+    "unknown_ttl_ms": "the same where the outcome is unknown",
+    "tenant_running": "calls of one tenant that run at once",
+    "tenant_queued": "calls of one tenant that wait; one more is `unavailable`",
+    "tenant_bytes": "bytes of arguments of one tenant's calls that wait",
 }
 
 
@@ -91,7 +135,33 @@ def build_table() -> str:
     assert known.keys() == FIRST.keys() | OTHERS.keys(), "each setting has one meaning here"
     first = _rows((known[name], meaning) for name, meaning in FIRST.items())
     others = _rows((known[name], meaning) for name, meaning in OTHERS.items())
-    return f"{HEAD}\n## First\n{COLUMNS}{first}\n## The others\n{COLUMNS}{others}"
+    workers = f"{HEAD}\n## First\n{COLUMNS}{first}\n## The others\n{COLUMNS}{others}"
+    return f"{workers}{POOLS}{_pool_rows()}{DISPATCHER}{_dispatcher_rows()}"
+
+
+def _pool_rows() -> str:
+    rows = ""
+    for field in fields(PoolConfig):
+        meaning = OF_POOLS.get(field.name, "as the worker's")
+        default = "" if field.default is None else "none" if field.default is MISSING else f"{field.default:,}"
+        rows += f"| `{field.name}` | {meaning} | {default} |\n"
+    return rows
+
+
+def _dispatcher_rows() -> str:
+    known = {field.name: field.default for field in msgspec.structs.fields(DispatcherConfig)}
+    assert known.keys() == OF_DISPATCHERS.keys(), "each setting has one meaning here"
+    return "".join(
+        f"| `{name}` | {meaning} | {_show_default(known[name])} |\n" for name, meaning in OF_DISPATCHERS.items()
+    )
+
+
+def _show_default(value: Any) -> str:
+    if value is None:
+        return "no limit"
+    if isinstance(value, msgspec.Struct):  # a policy
+        return ", ".join(f"`{name}` {part:,}" for name, part in msgspec.structs.asdict(value).items())
+    return f"{value:,}"
 
 
 def _rows(meanings: Iterable[tuple[Field[Any], str]]) -> str:
@@ -100,9 +170,13 @@ def _rows(meanings: Iterable[tuple[Field[Any], str]]) -> str:
     for field, meaning in meanings:
         low_high = setting_range(field.name)
         shown = "" if low_high is None else f"{low_high[0]:,} … {low_high[1]:,}"
-        default = (
-            "derived" if field.default is None else f"{field.default:,}" if _is_number(field.default) else field.default
-        )
+        default = field.default
+        if default is None:
+            default = "derived"
+        elif default is MISSING:
+            default = "none"
+        elif _is_number(default):
+            default = f"{default:,}"
         rows += f"| `{field.name}` | {meaning} | {default} | {shown} | {variables.get(field.name, '')} |\n"
     return rows
 

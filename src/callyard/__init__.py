@@ -10,11 +10,19 @@ from callyard.functions.function import Function, Promises, function
 from callyard.sdk import Answer, acall, acall_many, call, call_many, context, log, progress, sleep
 
 if TYPE_CHECKING:
+    from callyard.dispatch.allowance import Allowance
+    from callyard.dispatch.config import DispatcherConfig
+    from callyard.dispatch.dispatcher import Dispatcher
+    from callyard.dispatch.fan_out import ToolCall
+    from callyard.dispatch.keys import derive_key
+    from callyard.dispatch.loop_event import loop_event
+    from callyard.dispatch.outcomes import DispatchError, Ok
+    from callyard.dispatch.policies import Allow, Deny
     from callyard.functions.audit.policies import AstPolicy, BundleView
     from callyard.functions.audit.verdict import Verdict
     from callyard.sdk_io import files, http, jsonrpc, sql
     from callyard.worker.audit_gate import AuditRefused
-    from callyard.worker.config import WorkerConfig
+    from callyard.worker.config import PoolConfig, WorkerConfig
     from callyard.worker.io.config import IoConfig
     from callyard.worker.loading import Registry
     from callyard.worker.results import CallEvent, Result, RunSummary
@@ -24,6 +32,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Allow",
+    "Allowance",
     "Answer",
     "AstPolicy",
     "AuditRefused",
@@ -31,14 +41,21 @@ __all__ = [
     "CallError",
     "CallEvent",
     "CallFailure",
+    "Deny",
+    "DispatchError",
+    "Dispatcher",
+    "DispatcherConfig",
     "ErrorKind",
     "Function",
     "IoConfig",
+    "Ok",
     "Outcome",
+    "PoolConfig",
     "Promises",
     "Registry",
     "Result",
     "RunSummary",
+    "ToolCall",
     "ToolError",
     "TransientError",
     "UsageError",
@@ -51,11 +68,13 @@ __all__ = [
     "call",
     "call_many",
     "context",
+    "derive_key",
     "files",
     "function",
     "http",
     "jsonrpc",
     "log",
+    "loop_event",
     "progress",
     "run",
     "sleep",
@@ -63,21 +82,32 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Allow": "callyard.dispatch.policies",
+    "Allowance": "callyard.dispatch.allowance",
     "AstPolicy": "callyard.functions.audit.policies",
     "AuditRefused": "callyard.worker.audit_gate",
     "BundleView": "callyard.functions.audit.policies",
     "CallEvent": "callyard.worker.results",
+    "Deny": "callyard.dispatch.policies",
+    "DispatchError": "callyard.dispatch.outcomes",
+    "Dispatcher": "callyard.dispatch.dispatcher",
+    "DispatcherConfig": "callyard.dispatch.config",
     "IoConfig": "callyard.worker.io.config",
+    "Ok": "callyard.dispatch.outcomes",
+    "PoolConfig": "callyard.worker.config",
     "Registry": "callyard.worker.loading",
     "Result": "callyard.worker.results",
     "RunSummary": "callyard.worker.results",
+    "ToolCall": "callyard.dispatch.fan_out",
     "Verdict": "callyard.functions.audit.verdict",
     "Worker": "callyard.worker.worker",
     "WorkerConfig": "callyard.worker.config",
     "Yard": "callyard.yard",
+    "derive_key": "callyard.dispatch.keys",
     "files": "callyard.sdk_io",
     "http": "callyard.sdk_io",
     "jsonrpc": "callyard.sdk_io",
+    "loop_event": "callyard.dispatch.loop_event",
     "run": "callyard.yard",
     "sql": "callyard.sdk_io",
 }

@@ -1,6 +1,7 @@
-"""The clock, as a port: pure code is handed `now_ms`, shells read it here."""
+"""The clock, as a port: pure code is handed `now_ms`, shells read it here, and what waits arms a timer."""
 
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 
@@ -8,6 +9,20 @@ class Clock(Protocol):
     """Milliseconds from an origin that never moves."""
 
     def now_ms(self) -> int: ...
+
+
+class Timer(Protocol):
+    """An armed timer."""
+
+    def cancel(self) -> None: ...
+
+
+class Timers(Clock, Protocol):
+    """A clock that also calls back."""
+
+    def call_at(self, at_ms: int, callback: Callable[[], None], /) -> Timer:
+        """Call once, at the instant or a little after it; at once, but never inside this call, when it has passed."""
+        ...
 
 
 class MonotonicClock:

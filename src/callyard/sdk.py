@@ -16,8 +16,21 @@ from typing import Any, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, c
 
 import msgspec
 
-from callyard.errors import CallError, CallFailure, ErrorKind, ToolError, TransientError, UsageError, fail
-from callyard.ids import CallId
+from callyard.errors import (
+    KIND_RULES,
+    CallError,
+    CallFailure,
+    ErrorKind,
+    Outcome,
+    ToolError,
+    TransientError,
+    UsageError,
+    fail,
+    may_retry,
+)
+from callyard.functions.current import RUNNING
+from callyard.functions.current import CallInfo as CallInfo
+from callyard.functions.handed_on import hand_on
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,21 +40,6 @@ LEVELS: Final[Mapping[str, int]] = {"debug": 10, "info": 20, "warning": 30, "err
 """The levels of `log`, with their numbers in `logging`."""
 LOGGER: Final = "callyard.functions"
 """The logger that `log` writes to outside an executor."""
-
-
-class CallInfo(msgspec.Struct, frozen=True):
-    """What a running call may know of itself. Outside an executor every field has its default."""
-
-    call_id: CallId = CallId("")
-    attempt: int = 1
-    """Which try of the call this is, from 1."""
-    owner: str = ""
-    tenant: str = "default"
-    tags: Mapping[str, str] = {}
-    idempotency_key: str = ""
-    """The caller's name for the effect of this call; hand it on to services that take one."""
-    deadline_remaining_ms: int | None = None
-    """Time left for the whole call when `context()` was called; None: it has no deadline."""
 
 
 class IoReply(msgspec.Struct, frozen=True):
@@ -56,14 +54,18 @@ class IoReply(msgspec.Struct, frozen=True):
 class Answer(Generic[R]):
     """How one call of `call_many(…, return_errors=True)` ended."""
 
-    __slots__ = ("_value", "error", "index")
+    __slots__ = ("_cause", "_value", "error", "index")
 
-    def __init__(self, index: int, value: R | None, error: CallFailure | None) -> None:
+    def __init__(
+        self, index: int, value: R | None, error: CallFailure | None, cause: BaseException | None = None
+    ) -> None:
+        """`cause`: what the function raised, where it ran as plain Python."""
         self.index: Final = index
         """The row's place, from 0."""
         self.error: Final = error
         """None: it succeeded."""
         self._value = value
+        self._cause = cause
 
     @property
     def ok(self) -> bool:
@@ -73,7 +75,7 @@ class Answer(Generic[R]):
     def value(self) -> R:
         """What the function returned. Raises `CallError` when the call failed."""
         if self.error is not None:
-            raise CallError(self.error)
+            raise CallError(self.error) from self._cause
         return cast(R, self._value)
 
     def unwrap(self) -> R:
@@ -158,7 +160,8 @@ def sleep(seconds: float) -> None:
 
 def context() -> CallInfo:
     """The call that is running here; in its child tasks and `asyncio.to_thread` too."""
-    found = None if _runtime is None else _runtime.call_info()
+    running = RUNNING.get() if _runtime is None else _runtime
+    found = None if running is None else running.call_info()
     return CallInfo() if found is None else found
 
 
@@ -181,7 +184,8 @@ def call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     Only this call waits; the time that `function` runs counts against this call's budget, the wait does not. What
     `function` is promised to be decides whether it is cached, shared, or placed with others.
 
-    Raises `CallError` when that call fails. Outside an executor the plain function runs, here and now.
+    Raises `CallError` when that call fails. Outside an executor the plain function runs, here and now, and what it
+    raises is the `__cause__` of the `CallError`.
     """
     if _runtime is None:
         return _run_here(function, args, kwargs)
@@ -248,7 +252,7 @@ def call_many(function: Any, rows: Iterable[Any], *, spread: bool = False, retur
     get an `Answer` for each row instead (`ok`, `value`, `error`).
     """
     if _runtime is None:
-        return _run_rows_here(function, rows, return_errors)
+        return _settle(_run_rows_here(function, rows), return_errors)
     calls = _runtime.read_rows(function, rows)
     return _settle(_runtime.subcalls(function, calls, spread=spread, lenient=True), return_errors)
 
@@ -290,7 +294,7 @@ async def acall_many(
 ) -> list[Any]:
     """As `call_many`, awaited: other tasks of the calling function run meanwhile."""
     if _runtime is None:
-        return await _arun_rows_here(function, rows, return_errors)
+        return _settle(await _arun_rows_here(function, rows), return_errors)
     calls = _runtime.read_rows(function, rows)
     return _settle(await _runtime.asubcalls(function, calls, spread=spread, lenient=True), return_errors)
 
@@ -317,13 +321,14 @@ def _settle(answers: list[Answer[Any]], return_errors: bool) -> list[Any]:
 def progress(done: float, total: float | None = None, message: str = "") -> None:
     """Tell whoever made this call how far it is. Cheap: the latest value is told at most 20 times a second.
 
-    Raises `ValueError` for what is no amount. Outside an executor it does nothing.
+    Raises `ValueError` for what is no amount. Where nothing of Callyard's runs the function it does nothing.
     """
     for name, value in (("done", done), ("total", total)):
         if value is not None and not 0 <= value < float("inf"):
             raise ValueError(f"progress: {name} must be a number from 0, got {value!r}")
-    if _runtime is not None:
-        _runtime.progress(done, total, str(message))
+    running = RUNNING.get() if _runtime is None else _runtime
+    if running is not None:
+        running.progress(done, total, str(message))
 
 
 def log(message: str, level: Level = "info", **fields: Any) -> None:
@@ -346,24 +351,18 @@ def log(message: str, level: Level = "info", **fields: Any) -> None:
 # --- outside an executor ----------------------------------------------------------------------------------------------
 
 
-def _call_plain(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    if isinstance(function, str):
-        raise UsageError(
-            f"call({function!r}): outside an executor there is no bundle to look a name up in: give the function"
-        )
-    return function(*args, **kwargs)
-
-
 def _run_here(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    value = _call_plain(function, args, kwargs)
-    if not inspect.iscoroutine(value):
-        return value
-    import asyncio
-
+    _check_call(function, args, kwargs)
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(value)
+        value = function(*args, **kwargs)
+        if not inspect.iscoroutine(value):
+            return value
+        if not _in_loop():
+            import asyncio
+
+            return asyncio.run(value)
+    except (Exception, SystemExit) as error:
+        raise CallError(_failure_of(function, error)) from error
     value.close()
     raise UsageError(
         f"call({function.__name__}) of an async def, where an event loop runs already and there is no executor: "
@@ -372,64 +371,106 @@ def _run_here(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 async def _arun_here(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    value = _call_plain(function, args, kwargs)
-    return await value if inspect.isawaitable(value) else value
+    _check_call(function, args, kwargs)
+    try:
+        value = function(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+    except (Exception, SystemExit) as error:
+        raise CallError(_failure_of(function, error)) from error
 
 
-def _run_rows_here(function: Any, rows: Iterable[Any], return_errors: bool) -> list[Any]:
-    read = _make_row_reader(function)
-    results: list[Any] = []
-    for index, row in enumerate(rows):
-        try:
-            args, kwargs = read(row)
-            value = _run_here(function, args, kwargs)
-        except Exception as error:
-            if not return_errors:
-                raise
-            results.append(Answer(index, None, _failure_of(error)))
-        else:
-            results.append(Answer(index, value, None) if return_errors else value)
-    return results
+def _in_loop() -> bool:
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
-async def _arun_rows_here(function: Any, rows: Iterable[Any], return_errors: bool) -> list[Any]:
-    read = _make_row_reader(function)
-    results: list[Any] = []
-    for index, row in enumerate(rows):
-        try:
-            args, kwargs = read(row)
-            value = await _arun_here(function, args, kwargs)
-        except Exception as error:
-            if not return_errors:
-                raise
-            results.append(Answer(index, None, _failure_of(error)))
-        else:
-            results.append(Answer(index, value, None) if return_errors else value)
-    return results
-
-
-def _make_row_reader(function: Any) -> Callable[[Any], Arguments]:
-    """As in an executor: a mapping for a function with one object parameter becomes that object."""
+def _check_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """As in an executor: what is wrong with the call itself is no failure of the function."""
     if isinstance(function, str):
-        return lambda row: ((), {})  # refused when it is to be run
+        raise UsageError(
+            f"call({function!r}): outside an executor there is no bundle to look a name up in: give the function"
+        )
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a function in C that does not say
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}() {error}") from None
+
+
+def _run_rows_here(function: Any, rows: Iterable[Any]) -> list[Answer[Any]]:
+    answers: list[Answer[Any]] = []
+    for index, row in enumerate(rows):
+        try:
+            args, kwargs = _read_row(function, row)
+            answers.append(Answer(index, _run_here(function, args, kwargs), None))
+        except CallError as error:
+            answers.append(_failed(index, error))
+    return answers
+
+
+async def _arun_rows_here(function: Any, rows: Iterable[Any]) -> list[Answer[Any]]:
+    answers: list[Answer[Any]] = []
+    for index, row in enumerate(rows):
+        try:
+            args, kwargs = _read_row(function, row)
+            answers.append(Answer(index, await _arun_here(function, args, kwargs), None))
+        except CallError as error:
+            answers.append(_failed(index, error))
+    return answers
+
+
+def _failed(index: int, error: CallError) -> Answer[Any]:
+    return Answer(index, None, error.failure, error.__cause__)
+
+
+def _read_row(function: Any, row: Any) -> Arguments:
+    """As in an executor: a mapping for a function with one object parameter becomes that object, and a row that does
+    not fit is that row's failure."""
+    if isinstance(function, str):
+        return (), {}  # refused when it is to be run
     from callyard.functions.encoding import encode_value
     from callyard.functions.outgoing import read_row
-    from callyard.functions.signature import Invocable
+    from callyard.functions.signature import ArgumentsMisfit, Invocable, ResultMisfit
 
     invocable = Invocable(function.__name__, function)
-
-    def read(row: Any) -> Arguments:
+    try:
         if invocable.takes_row and isinstance(row, Mapping):
             return invocable.bind(encode_value(row), row=True)
-        return read_row(row, invocable.row_parameter)
+        args, kwargs = read_row(row, invocable.row_parameter)
+        _check_call(function, args, kwargs)
+    except (ArgumentsMisfit, ResultMisfit) as error:
+        failure = fail(ErrorKind.SCHEMA, error.message, function=function.__name__, **error.details)
+        raise CallError(failure) from error
+    except TypeError as error:
+        raise CallError(fail(ErrorKind.SCHEMA, str(error), function=function.__name__)) from error
+    return args, kwargs
 
-    return read
 
-
-def _failure_of(error: Exception) -> CallFailure:
-    if isinstance(error, CallError):
-        return error.failure
-    known = {TransientError: ErrorKind.TRANSIENT, ToolError: ErrorKind.TOOL_ERROR}
-    kind = next((kind for raised, kind in known.items() if isinstance(error, raised)), ErrorKind.INTERNAL)
+def _failure_of(function: Any, error: BaseException) -> CallFailure:
+    """What an executor says of a subcall of `function` that raised `error`."""
+    name = function.__name__
+    idempotent = bool(getattr(getattr(function, "promises", None), "idempotent", False))
     text = str(error)
-    return fail(kind, text if kind is not ErrorKind.INTERNAL else f"{type(error).__name__}: {text}", attempts=1)
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, CallError):
+        failure = hand_on(error.failure, name, idempotent=idempotent)
+    elif isinstance(error, TransientError):
+        failure = fail(ErrorKind.TRANSIENT, text or named)
+    elif isinstance(error, ToolError):
+        failure = fail(ErrorKind.TOOL_ERROR, text or named)
+    else:
+        failure = fail(ErrorKind.RESOURCE_LIMIT if isinstance(error, MemoryError) else ErrorKind.INTERNAL, named)
+    return msgspec.structs.replace(
+        failure,
+        retryable=may_retry(failure.kind, idempotent=idempotent),
+        attempts=0 if KIND_RULES[failure.kind].outcome is Outcome.NOT_RUN else 1,
+        details={"function": name, **failure.details},
+    )

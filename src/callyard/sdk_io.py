@@ -158,7 +158,8 @@ class Response:
     ) -> None:
         self.status = status
         self.body = body.encode() if isinstance(body, str) else body
-        self.headers = Headers(list(headers.items()) if isinstance(headers, Mapping) else headers)
+        pairs = headers if isinstance(headers, list) else headers.items() if isinstance(headers, Mapping) else headers
+        self.headers = Headers(list(pairs))
         self.url = url
         """Where it came from, after redirects."""
 
@@ -325,8 +326,14 @@ def _query_text(value: Any) -> str:
 
 
 def _read_response(reply: IoReply) -> Response:
-    head = _decode(reply)
-    return Response(head["status"], _body_of(reply), [(name, value) for name, value in head["headers"]], head["url"])
+    head = msgspec.json.decode(reply.result, type=_ResponseHead)
+    return Response(head.status, _body_of(reply), head.headers, head.url)
+
+
+class _ResponseHead(msgspec.Struct, gc=False):
+    status: int
+    url: str
+    headers: list[tuple[str, str]]
 
 
 # --- files --------------------------------------------------------------------------------------------------------

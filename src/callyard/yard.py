@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from callyard.errors import UsageError
 from callyard.functions.registry import Registry
@@ -15,6 +15,12 @@ from callyard.worker.builders import IterableSource, open_source
 from callyard.worker.outputs import Existing, MemoryOutput, OutputSink, open_output
 from callyard.worker.results import Result, RunSummary
 from callyard.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from callyard.dispatch.config import DispatcherConfig
+    from callyard.dispatch.outcomes import DispatchResult
+    from callyard.dispatch.policies import Policy
+    from callyard.dispatch.stores.port import KeyStore
 
 try:
     import uvloop
@@ -30,11 +36,26 @@ class Yard:
     """Functions of a file, ready to be called. Use it as an async context manager.
 
     The file is imported by executors only, never here. `executors` is the number of processes; the other settings are
-    those of `callyard.worker.config.WorkerConfig`.
+    those of `callyard.worker.config.WorkerConfig`. `store`, `policy` and `dispatching` are the dispatcher's: where it
+    keeps idempotency keys, who may call what, and its `DispatcherConfig`.
     """
 
-    def __init__(self, registry: Registry | str | Path, *, executors: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        registry: Registry | str | Path,
+        *,
+        executors: int | None = None,
+        store: KeyStore | str | Path = "memory",
+        policy: Policy | None = None,
+        dispatching: DispatcherConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        from callyard.dispatch.dispatcher import Dispatcher  # call lists do without it
+
         self.worker = Worker(registry, executors=executors, **settings)
+        self.dispatcher = Dispatcher(
+            self.worker.registry, worker=self.worker, store=store, policy=policy, config=dispatching
+        )
 
     @property
     def registry(self) -> Registry:
@@ -42,12 +63,20 @@ class Yard:
 
     async def __aenter__(self) -> Yard:
         await self.worker.start()
+        try:
+            await self.dispatcher.__aenter__()
+        except BaseException:
+            await self.worker.close(drain=False)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.worker.close(drain=error is None)
+        try:
+            await self.dispatcher.__aexit__(kind, error, trace)
+        finally:
+            await self.worker.close(drain=error is None)
 
     async def reload(self) -> bool:
         """Read the functions' files again, for the calls to come; see `Worker.reload`."""
@@ -56,6 +85,12 @@ class Yard:
     async def call(self, function: str, args: Mapping[str, Any] | Sequence[Any] | None = None, **options: Any) -> Any:
         """Run one call and return its value; see `Worker.call`. Raises CallError when it fails."""
         return await self.worker.call(function, args, **options)
+
+    async def dispatch(
+        self, tool: str, args: Mapping[str, Any] | bytes | None = None, **options: Any
+    ) -> DispatchResult:
+        """Call a tool with retries, a key, a deadline; see `Dispatcher.dispatch`. A call that failed does not raise."""
+        return await self.dispatcher.dispatch(tool, args, **options)
 
     def map(self, function: str, rows: Iterable[Any], **options: Any) -> AsyncGenerator[Result, None]:
         """Run one call per row, streaming and in order; see `Worker.map`."""

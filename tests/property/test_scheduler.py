@@ -582,9 +582,8 @@ class SchedulerAgainstModel(RuleBasedStateMachine):
             assert (real.open_requests or set()) == call.requests, call_id
             assert real.queued == (call.state == "ready"), call_id
         for task in self.tasks.values():
-            assert [call.call_id for call in self.scheduler._tasks[task.task_id].ready] == [
-                call.call_id for call in task.queue
-            ]
+            lanes = self.scheduler._tasks[task.task_id].lanes.values()
+            assert [call.call_id for lane in lanes for call in lane.calls] == [call.call_id for call in task.queue]
         statistics = self.scheduler.statistics()
         assert (statistics.finished, statistics.stale, statistics.dropped) == (self.finished, self.stale, self.dropped)
         assert statistics.draining == sum(len(executor.draining) for executor in self.executors.values())

@@ -2,8 +2,9 @@
 
 The books know nothing of queues, flights, lines or rings: every request of an attempt that is still wanted is answered
 once; what a parent was charged is what its answers said; a function's limit and an exclusive call's solitude hold over
-all that was sent and has not been answered; an output is its function's. And whatever happened, once nothing fails any
-more and every call that is sent completes, everything comes to its end.
+all that was sent and has not been answered; an executor gets calls of its own pool, and of one tenant where that pool
+keeps them apart; an output is its function's. And whatever happened, once nothing fails any more and every call that is
+sent completes, everything comes to its end.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from callyard.errors import ErrorKind, Outcome
-from callyard.ids import CallId, Digest, ExecutorId, FunctionId, RequestId, TaskId
+from callyard.ids import CallId, Digest, ExecutorId, FunctionId, RequestId, TaskId, Tenant
 from callyard.scheduler import FunctionTarget, NewCall, Scheduler, SchedulerConfig, StopReason, TaskPlan, prepare_batch
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.executors import ExecutorSnapshot
+from callyard.scheduler.placement import DEFAULT_POOL, Placement, PoolName
 
 BUDGET_MS = 100
+
+
+FAR = PoolName("far")
+"""A pool that keeps tenants apart; the default one does not."""
 
 
 def function(name: str, **promises: object) -> FunctionTarget:
@@ -39,6 +45,10 @@ TARGETS = [
     function("two", max_concurrency=1),
     function("few", pure=True, max_concurrency=2),
     function("alone", exclusive=True),
+    function("far", pool=FAR, confined=True),
+    function("far pure", pool=FAR, confined=True, pure=True),
+    function("far one", pool=FAR, confined=True, max_concurrency=1),
+    function("far alone", pool=FAR, confined=True, exclusive=True),
 ]
 targets = st.sampled_from(TARGETS)
 args = st.sampled_from([b"[0]", b"[1]", b"[2]"])
@@ -82,6 +92,9 @@ class Families(RuleBasedStateMachine):
         self.now_ms = 0
         self.numbers = 0
         self.executors: list[ExecutorId] = []
+        self.pools: dict[ExecutorId, PoolName] = {}
+        self.served: dict[ExecutorId, Placement] = {}
+        """Of what came back from there."""
         self.sent: dict[tuple[CallId, int], c.DispatchCall] = {}
         """What an executor holds."""
         self.told: set[tuple[CallId, int]] = set()
@@ -97,9 +110,11 @@ class Families(RuleBasedStateMachine):
         self.plans: dict[TaskId, TaskPlan] = {}
         for _ in range(executors):
             self.attach()
+        self.attach(FAR)
         for name in ("t", "u"):
             plan = TaskPlan(
                 TaskId(name),
+                tenant=Tenant(f"of {name}"),
                 max_attempts=max_attempts,
                 default_budget_ms=BUDGET_MS,
                 cache=cache,
@@ -151,11 +166,16 @@ class Families(RuleBasedStateMachine):
             case c.ConvergeTaskCalls():
                 self.results[command.task_id] = command.results
 
-    def attach(self) -> None:
+    def attach(self, pool: PoolName = DEFAULT_POOL) -> None:
         self.numbers += 1
         name = ExecutorId(f"exec-{self.numbers}")
         self.executors.append(name)
-        self.turn(self.scheduler.handle(e.ExecutorAttached(ExecutorSnapshot(name, 1, 0, available_contexts=4)), 0))
+        self.pools[name] = pool
+        snapshot = ExecutorSnapshot(name, 1, 0, available_contexts=4)
+        self.turn(self.scheduler.handle(e.ExecutorAttached(snapshot, pool), 0))
+
+    def placement_of(self, sent: c.DispatchCall) -> Placement:
+        return sent.target.place(self.plans[sent.task_id].tenant)
 
     def pick(self, place: int) -> c.DispatchCall | None:
         held = list(self.sent.values())
@@ -220,6 +240,7 @@ class Families(RuleBasedStateMachine):
 
     def end(self, sent: c.DispatchCall, event: type, *fields: object, **named: object) -> None:
         key = (sent.call_id, sent.attempt_seq)
+        self.served[sent.executor_id] = self.placement_of(sent)
         self.post(event(sent.executor_id, *key, *fields, **named))
         assert self.sent.get(key) is not sent
         self.told.discard(key)
@@ -264,9 +285,10 @@ class Families(RuleBasedStateMachine):
 
     @rule(place=number, marks=st.integers(0, 255))
     def lose(self, place: int, marks: int) -> None:
+        name = self.executors[place % len(self.executors)]
         if len(self.executors) > 1 or marks % 2:
-            self.lose_one(self.executors[place % len(self.executors)], marks)
-        self.attach()
+            self.lose_one(name, marks)
+        self.attach(self.pools[name])
 
     def lose_one(self, name: ExecutorId, marks: int) -> None:
         self.executors.remove(name)
@@ -287,8 +309,9 @@ class Families(RuleBasedStateMachine):
     @rule(place=number)
     def seal(self, place: int) -> None:
         if place % 5 == 0:
-            self.post(e.ExecutorSealed(self.executors[place % len(self.executors)]))
-            self.attach()
+            name = self.executors[place % len(self.executors)]
+            self.post(e.ExecutorSealed(name))
+            self.attach(self.pools[name])
 
     # --- what must hold ---------------------------------------------------------------------------------------
 
@@ -296,6 +319,17 @@ class Families(RuleBasedStateMachine):
     def state_is_consistent(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check_invariants()
+
+    @invariant()
+    def placements_fit(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        here: dict[ExecutorId, Placement] = {}
+        for sent in self.sent.values():
+            wanted = self.placement_of(sent)
+            assert self.pools[sent.executor_id] == wanted.pool
+            assert here.setdefault(sent.executor_id, wanted) == wanted
+            assert self.served.get(sent.executor_id, wanted) == wanted
 
     @invariant()
     def charges_are_what_answers_said(self) -> None:
@@ -357,6 +391,8 @@ class Families(RuleBasedStateMachine):
             elif self.armed:
                 self.now_ms += 1_000
                 self.post(e.RetryDue(self.armed.pop()))
+            elif lacking := [*self.scheduler.demand().stranded, *self.scheduler.demand().unmet]:
+                self.attach(lacking[0].pool)
             else:
                 raise AssertionError(f"all wait: {sorted(self.sent)}; {set(self.rows) - set(self.results)} go on")
             self.scheduler.check_invariants()
@@ -381,5 +417,5 @@ TestFamilies = Families.TestCase
 TestFamilies.settings = settings(max_examples=200, stateful_step_count=50)
 TestFamilies.pytestmark = [
     pytest.mark.requirement("X15", "X16", "X24", "X25", "X26", "X27", "X28", "X29", "X65", "X67", "X75", "X80", "X81"),
-    pytest.mark.requirement("X85", "X90"),
+    pytest.mark.requirement("X85", "X90", "X92"),
 ]

@@ -8,14 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from callyard.ids import CallId, Digest, ExecutorId
+from callyard.ids import CallId, Digest, ExecutorId, Tenant
 from callyard.scheduler import SchedulerConfig
 from callyard.scheduler.executors import ExecutorIndex, ExecutorSnapshot, ExecutorState
+from callyard.scheduler.placement import Placement, PoolName
 
-DIGESTS = [Digest("a"), Digest("b")]
+POOLS = [PoolName("default"), PoolName("gpu")]
+PLACEMENTS = [
+    Placement(POOLS[0], Digest("a")),
+    Placement(POOLS[0], Digest("b")),
+    Placement(POOLS[0], Digest("a"), Tenant("t")),
+    Placement(POOLS[1], Digest("a")),
+]
 
 
-def may_take(ex: ExecutorState, config: SchedulerConfig, digest: Digest, now_ms: int) -> bool:
+def may_take(ex: ExecutorState, config: SchedulerConfig, placement: Placement, now_ms: int) -> bool:
     """X8, read from the specification line by line."""
     snapshot = ex.snapshot
     silent = (
@@ -31,7 +38,8 @@ def may_take(ex: ExecutorState, config: SchedulerConfig, digest: Digest, now_ms:
         and runnable(ex) < config.executor_max_runnable
         and len(ex.live) < config.executor_max_inflight
         and not (0 < config.executor_memory_high_watermark <= snapshot.memory_bytes)
-        and ex.digest in (None, digest)
+        and ex.pool == placement.pool
+        and ex.placement in (None, placement)
         and now_ms >= ex.blocked_until_ms
     )
 
@@ -45,8 +53,8 @@ def runnable(ex: ExecutorState) -> int:
     return max(0, len(ex.live) - ex.waiting - ex.hidden)
 
 
-def full_scan(index: ExecutorIndex, config: SchedulerConfig, digest: Digest, now_ms: int) -> ExecutorState | None:
-    eligible = [ex for ex in index.executors.values() if may_take(ex, config, digest, now_ms)]
+def full_scan(index: ExecutorIndex, config: SchedulerConfig, placement: Placement, now_ms: int) -> ExecutorState | None:
+    eligible = [ex for ex in index.executors.values() if may_take(ex, config, placement, now_ms)]
     return min(
         eligible,
         key=lambda ex: (runnable(ex), len(ex.live), -headroom(ex, config), ex.executor_id),
@@ -86,12 +94,12 @@ class Selection(RuleBasedStateMachine):
         executors = list(self.index.executors.values())
         return executors[number % len(executors)] if executors else None
 
-    @rule(contexts=small)
-    def attach(self, contexts: int) -> None:
+    @rule(contexts=small, pool=st.sampled_from(POOLS))
+    def attach(self, contexts: int, pool: PoolName = POOLS[0]) -> None:
         self.spawned += 1
         executor_id = ExecutorId(f"exec-{self.spawned % 7}-{self.spawned}")
         snapshot = ExecutorSnapshot(executor_id, 1, self.now_ms, available_contexts=contexts)
-        self.index.add(ExecutorState(executor_id=executor_id, snapshot=snapshot))
+        self.index.add(ExecutorState(executor_id=executor_id, snapshot=snapshot, pool=pool))
 
     @rule(number=small)
     def lose(self, number: int) -> None:
@@ -143,11 +151,11 @@ class Selection(RuleBasedStateMachine):
         ex.hidden = hidden
         self.index.touch(ex)
 
-    @rule(number=small, digest=st.sampled_from([None, *DIGESTS]))
-    def rebind(self, number: int, digest: Digest | None) -> None:
+    @rule(number=small, placement=st.sampled_from([None, *PLACEMENTS]))
+    def rebind(self, number: int, placement: Placement | None) -> None:
         ex = self.pick(number)
-        if ex is not None and not ex.live:
-            ex.digest = digest
+        if ex is not None and not ex.live and (placement is None or placement.pool == ex.pool):
+            ex.placement = placement
             self.index.touch(ex)
 
     @rule(number=small, for_ms=st.integers(0, 40))
@@ -191,28 +199,28 @@ class Selection(RuleBasedStateMachine):
         """Time alone changes the choice: looked at just before and just after."""
         for step_ms in (0, passed_ms):
             self.now_ms += step_ms
-            for digest in DIGESTS:
-                self.agree(digest)
+            for placement in PLACEMENTS:
+                self.agree(placement)
 
-    def agree(self, digest: Digest) -> ExecutorState | None:
-        expected = full_scan(self.index, self.config, digest, self.now_ms)
-        chosen = self.index.select(digest, self.now_ms)
+    def agree(self, placement: Placement) -> ExecutorState | None:
+        expected = full_scan(self.index, self.config, placement, self.now_ms)
+        chosen = self.index.select(placement, self.now_ms)
         if self.config.executor_selection_sample_size == 0:
             assert chosen is expected
         else:  # some eligible one, and one whenever there is any
             assert (chosen is None) == (expected is None)
-            assert chosen is None or may_take(chosen, self.config, digest, self.now_ms)
+            assert chosen is None or may_take(chosen, self.config, placement, self.now_ms)
         return chosen
 
-    @rule(digests=st.lists(st.sampled_from(DIGESTS), min_size=1, max_size=6))
-    def choose(self, digests: list[Digest]) -> None:
-        for digest in digests:
-            chosen = self.agree(digest)
+    @rule(placements=st.lists(st.sampled_from(PLACEMENTS), min_size=1, max_size=6))
+    def choose(self, placements: list[Placement]) -> None:
+        for placement in placements:
+            chosen = self.agree(placement)
             if chosen is not None:
                 self.calls += 1
                 chosen.live[CallId(f"c{self.calls}")] = 1
                 chosen.live_roots += 1
-                chosen.digest = digest
+                chosen.placement = placement
                 self.index.touch(chosen)
 
     @invariant()
@@ -240,9 +248,9 @@ def test_a_sample_s_cursor_passes_everybody(executors: int, sample: int, rounds:
     for number in range(executors):
         executor_id = ExecutorId(f"exec-{number}")
         snapshot = ExecutorSnapshot(executor_id, 1, 0, available_contexts=128)
-        index.add(ExecutorState(executor_id=executor_id, snapshot=snapshot, digest=DIGESTS[0]))
+        index.add(ExecutorState(executor_id=executor_id, snapshot=snapshot, placement=PLACEMENTS[0]))
     for call in range(executors * rounds):
-        ex = index.select(DIGESTS[0], 0)
+        ex = index.select(PLACEMENTS[0], 0)
         assert ex is not None
         ex.live[CallId(f"c{call}")] = 1
         ex.live_roots += 1

@@ -11,8 +11,9 @@ import pytest
 
 from callyard.errors import ErrorKind, UsageError
 from callyard.functions.bundle import Bundle
-from callyard.ids import CallId, Digest, ExecutorId, RequestId
+from callyard.ids import CallId, Digest, ExecutorId, RequestId, Tenant
 from callyard.scheduler import FunctionTarget
+from callyard.scheduler.placement import DEFAULT_POOL, Placement
 from callyard.wire.messages import (
     CallWaiting,
     CallWaitingPayload,
@@ -103,7 +104,7 @@ async def test_a_folder_goes_with_the_last_pin_and_after_its_executors(tmp_path:
     assert retired.asked == [bundle.digest]
     assert path.exists(), "its executors have not gone yet"
     retired.gone.set()
-    await shelf.wait_left()
+    await shelf.wait_idle()
     assert list((tmp_path / "bundles").iterdir()) == []
 
 
@@ -116,7 +117,7 @@ async def test_a_version_that_comes_back_while_it_leaves_stays(tmp_path: Path) -
     shelf.unpin(bundle.digest)
     again = await shelf.put(bundle)
     retired.gone.set()
-    await shelf.wait_left()
+    await shelf.wait_idle()
     assert (again / "m.py").read_bytes() == b"x = 1\n"
     assert shelf.find(bundle.digest) == (again, "m")
 
@@ -129,14 +130,21 @@ async def test_a_bundle_that_cannot_be_written_is_not_held(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="cannot be written"):
         await shelf.put(Bundle("m", {"m.py": b"x = 1\n"}))
     assert len(shelf) == 0
-    await shelf.wait_left()
+    await shelf.wait_idle()
 
 
 # --- who gives way ------------------------------------------------------------------------------------------------
 
 
+def place(digest: Digest) -> Placement:
+    return Placement(DEFAULT_POOL, digest)
+
+
 def stand(*standings: tuple[Digest | None, int]) -> list[Standing]:
-    return [Standing(ExecutorId(f"exec-{n}"), digest, load) for n, (digest, load) in enumerate(standings, 1)]
+    return [
+        Standing(ExecutorId(f"exec-{n}"), digest and place(digest), load)
+        for n, (digest, load) in enumerate(standings, 1)
+    ]
 
 
 @pytest.mark.requirement("X92")
@@ -164,7 +172,25 @@ def stand(*standings: tuple[Digest | None, int]) -> list[Standing]:
 def test_who_gives_way(
     standings: list[Standing], unmet_ms: dict[Digest, int], coming: int, chosen: list[ExecutorId]
 ) -> None:
-    assert choose_replaced(standings, unmet_ms, coming) == chosen
+    unmet = {place(digest): waited_ms for digest, waited_ms in unmet_ms.items()}
+    assert choose_replaced(standings, unmet, coming) == chosen
+
+
+@pytest.mark.requirement("X80", "X92")
+def test_no_busy_executor_is_drained_for_subcalls() -> None:
+    """It may hold calls that wait for them: it would never be empty."""
+    unmet = {place(B): PATIENCE_MS}
+    assert choose_replaced(stand((A, 3)), unmet, 0) == ["exec-1"]
+    assert choose_replaced(stand((A, 3)), unmet, 0, {place(B)}) == []
+    assert choose_replaced(stand((A, 3), (A, 0)), unmet, 0, {place(B)}) == ["exec-2"]
+
+
+@pytest.mark.requirement("X92")
+def test_tenants_give_way_as_bundles_do() -> None:
+    a, b = (Placement(DEFAULT_POOL, A, Tenant(name)) for name in "ab")
+    standings = [Standing(ExecutorId("exec-1"), a, 2), Standing(ExecutorId("exec-2"), a, 1)]
+    assert choose_replaced(standings, {a: 5, b: 5}, 0) == []
+    assert choose_replaced(standings, {a: 5, b: PATIENCE_MS}, 0) == ["exec-2"]
 
 
 # --- the worker ---------------------------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ import typer
 
 import callyard
 from callyard.cli.quantities import (
+    PoolSize,
     parse_attempts,
     parse_cache,
     parse_count,
     parse_duration_ms,
     parse_executors,
     parse_level,
+    parse_pool,
     parse_sandbox,
     parse_sandbox_min,
     parse_size_bytes,
@@ -166,13 +168,23 @@ Io = Annotated[
         rich_help_panel=_EXECUTORS,
     ),
 ]
+Pools = Annotated[
+    list[PoolSize] | None,
+    typer.Option(
+        "--pool",
+        parser=parse_pool,
+        metavar="NAME=SIZE",
+        help="A named pool of so many processes, for functions that name it; may be repeated.",
+        rich_help_panel=_EXECUTORS,
+    ),
+]
 LogLevel = Annotated[
     str,
     typer.Option(
         "--log-level",
         parser=parse_level,
         metavar="LEVEL",
-        help="Show what functions tell by log() from this level on: debug, info, warning, error or critical.",
+        help="Show what functions log, by log() or logging, from here on: debug, info, warning, error or critical.",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, Callyard's own as well.")]
@@ -220,7 +232,7 @@ def run_command(
         bool,
         typer.Option(
             "--with-output",
-            help='Add "printed" to the result of a failed call: the last 20 lines that it printed and logged.',
+            help='Add "printed" to each result: what its call printed and logged, 64 KiB of it.',
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
@@ -296,6 +308,7 @@ def run_command(
     include: Include = None,
     start_timeout: StartTimeout = None,
     io: Io = None,
+    pools: Pools = None,
     cache: Annotated[
         str,
         typer.Option(
@@ -344,6 +357,7 @@ def run_command(
                 audit=audit,
                 audit_log=audit_log,
                 io=io,
+                pools=pools,
             ),
             debug=debug,
         )
@@ -366,6 +380,7 @@ def call_command(
     include: Include = None,
     start_timeout: StartTimeout = None,
     io: Io = None,
+    pools: Pools = None,
     sandbox: Sandbox = None,
     sandbox_min: SandboxMin = None,
     audit: Audit = None,
@@ -386,6 +401,7 @@ def call_command(
         audit=audit,
         audit_log=audit_log,
         io=io,
+        pools=pools,
     )
     _guard(
         lambda screen: call_once(target, arguments or [], json_arguments, budget, log_level, setup, screen),
@@ -449,9 +465,14 @@ def _setup(
     audit: str | None = None,
     audit_log: Path | None = None,
     io: Path | None = None,
+    pools: list[PoolSize] | None = None,
     **settings: Any,
 ) -> Setup:
     given = {name: value for name, value in settings.items() if value is not None}
+    if pools:
+        from callyard.worker.config import PoolConfig
+
+        given["pools"] = {pool.name: PoolConfig(executors=pool.size) for pool in pools}
     return Setup(include=tuple(include or ()), settings=given, quiet=quiet, audit=audit, audit_log=audit_log, io=io)
 
 

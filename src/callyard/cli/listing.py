@@ -38,7 +38,7 @@ def list_functions(target: Path, setup: Setup, screen: Screen, *, as_json: bool)
     check_stdout()
 
     async def work(_: Interrupts) -> int:
-        async with started_worker(path, setup, screen) as worker:
+        async with started_worker(path, setup, screen, only_describe=True) as worker:
             registry = worker.registry
         if as_json:
             listing = Listing(str(path), registry.bundle.digest, registry.installed_packages, registry.specs())
@@ -74,5 +74,7 @@ def _promises(spec: FunctionSpec) -> str:
     declared = msgspec.to_builtins(spec.promises)
     if declared.get("pure"):
         declared.pop("idempotent", None)
+    if declared.get("isolation") not in (None, spec.isolation):
+        declared["isolation"] = f"{declared['isolation']} (ignored: it runs in an {spec.isolation})"
     shown = [name if value is True else f"{name}={value}" for name, value in declared.items() if value not in ((), [])]
     return ", ".join(shown)

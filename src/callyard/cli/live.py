@@ -1,9 +1,9 @@
 """What calls tell while they run, on the screen: log lines above the bar, the progress of one call below it.
 
-One way for each line. What functions write to their streams, by `print`, by C code or by a handler of `logging`, comes
-through the executor's output (`exec-1 | …`, `Screen.say_output`): complete, and also from before and after a call. What
-they tell by `log()` goes to no stream and comes as events. Events of printed text and of `logging` records are
-therefore not shown here: they are what the tail of a failed call is made of. Source: call-execution X58, X59.
+One way for each line. What functions write to their streams, by `print` or by C code, comes through the executor's
+output (`exec-1 | …`, `Screen.say_output`): complete, and also from before and after a call. What they log, by `log()`
+or by `logging`, goes to no stream and comes as events, under one level. Events of printed text are therefore not shown
+here: they are what the tail of a failed call is made of. Source: call-execution X58, X59.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Live:
         self.told = asyncio.Event()
         """There is an amount."""
         self.hidden: deque[str] = deque(maxlen=TAIL_LINES)
-        """The last lines told by `log()` below the level."""
+        """The last lines logged below the level."""
         self._screen = screen
         self._level = LEVELS[level]
         self._prefixed = prefixed
@@ -92,7 +92,7 @@ class Live:
             if amount is not None:
                 self.amounts[event.index] = amount
                 self.told.set()
-        elif event.kind is CallEventKind.LOG and not _is_of_logging(event):
+        elif event.kind is CallEventKind.LOG:
             lines = show_log(event).split("\n")
             if LEVELS.get(event.level, LEVELS["info"]) < self._level:
                 self.hidden.extend(lines)
@@ -108,10 +108,6 @@ class Live:
         indexes = [call.index for call in running if call.index in self.amounts]
         self.amounts = {index: self.amounts[index] for index in indexes}
         return f"call {indexes[0]}: {self.amounts[indexes[0]]}" if indexes else ""
-
-
-def _is_of_logging(event: CallEvent) -> bool:
-    return isinstance(event.value, dict) and list(event.value) == ["logger"]
 
 
 class NotedProgress(Progress):

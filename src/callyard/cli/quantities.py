@@ -1,36 +1,26 @@
-"""Durations and sizes as people write them: `250ms`, `2s`, `5m`, `64MiB`."""
+"""Values of options: read with errors that say what was expected, and durations and sizes as they are shown."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 import typer
 
+from callyard.functions.function import check_pool_name
+from callyard.quantities import read_duration_ms, read_size_bytes
 from callyard.worker.sandbox.levels import CHOICES, LEVELS
 
 DURATION_MS_MAX: Final = 30 * 24 * 3_600_000
 SIZE_BYTES_MAX: Final = 1 << 50
 _DIGITS_MAX: Final = 18
-_QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)", re.ASCII)
-_DURATIONS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
-_BINARY: Final = (1 << 10, 1 << 20, 1 << 30)
-_SIZES: Final = {
-    **dict.fromkeys(("", "b"), 1),
-    **dict(zip(("k", "m", "g"), _BINARY, strict=True)),
-    **dict(zip(("kib", "mib", "gib"), _BINARY, strict=True)),
-    **dict(zip(("kb", "mb", "gb"), (10**3, 10**6, 10**9), strict=True)),
-}
-"""By lower-case unit; a bare letter is binary, as in `docker run --memory 512m`."""
 
 
 def parse_duration_ms(text: str) -> int:
     """Whole milliseconds of `250ms`, `2s`, `1.5m`, `1h`. Raises typer.BadParameter."""
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None or (match[2] not in _DURATIONS_MS and float(match[1]) != 0):
+    milliseconds = read_duration_ms(text)
+    if milliseconds is None:
         raise typer.BadParameter(f"expected a duration such as 250ms, 2s, 5m or 1h, got {text!r}")
-    milliseconds = float(match[1]) * _DURATIONS_MS.get(match[2], 0)
     if milliseconds > DURATION_MS_MAX:
         raise typer.BadParameter(f"expected at most {DURATION_MS_MAX // 3_600_000}h, got {text!r}")
     if 0 < milliseconds < 1:
@@ -40,13 +30,29 @@ def parse_duration_ms(text: str) -> int:
 
 def parse_size_bytes(text: str) -> int:
     """Bytes of `64MiB`, `1GB`, `512`. Raises typer.BadParameter."""
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None or match[2].lower() not in _SIZES:
+    size = read_size_bytes(text)
+    if size is None:
         raise typer.BadParameter(f"expected a size such as 512MiB or 1GB, got {text!r}")
-    size = float(match[1]) * _SIZES[match[2].lower()]
     if size > SIZE_BYTES_MAX:
         raise typer.BadParameter(f"expected at most {SIZE_BYTES_MAX >> 30}GiB, got {text!r}")
     return round(size)
+
+
+class PoolSize(NamedTuple):
+    name: str
+    size: int
+
+
+def parse_pool(text: str) -> PoolSize:
+    """`gpu=2`. Raises typer.BadParameter."""
+    name, equals, size = text.partition("=")
+    try:
+        check_pool_name(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if not equals:
+        raise typer.BadParameter(f"expected a name and a size such as gpu=2, got {text!r}")
+    return PoolSize(name, parse_count(size, 1, 1_024))
 
 
 def parse_start_timeout_ms(text: str) -> int:

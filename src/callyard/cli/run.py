@@ -22,7 +22,7 @@ from callyard.scheduler import StopReason
 from callyard.scheduler.tasks import CachePolicy
 from callyard.worker.builders import JsonlSource, open_source
 from callyard.worker.outputs import Existing, OutputClosed, check_output, open_output
-from callyard.worker.results import EventCallback, RunSummary
+from callyard.worker.results import RunSummary
 from callyard.worker.worker import Run, Worker
 from callyard.yard import only_function, split_target
 
@@ -89,7 +89,8 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
             max_failures=options.max_failures,
             fail_fast=options.fail_fast,
             cache=options.cache,
-            on_event=_listener(options, live),
+            on_event=None if options.setup.quiet else live.on_event,
+            capture=options.with_output,
         )
         interrupts.handler = _Stopper(run, screen, interrupts, quiet=options.setup.quiet)
         try:
@@ -109,13 +110,6 @@ def _has_bar(options: RunOptions, screen: Screen) -> bool:
     """A bar needs the terminal for itself: results on it, or in a pipe to what prints there, would tear it."""
     alone = is_plain_file(1 if options.output == "-" else options.output)
     return screen.is_terminal and alone and not options.setup.quiet
-
-
-def _listener(options: RunOptions, live: Live) -> EventCallback | None:
-    """Where nothing of it is shown, calls need not tell anything."""
-    if not options.setup.quiet:
-        return live.on_event
-    return (lambda _: None) if options.with_output else None
 
 
 class _Stopper:

@@ -52,7 +52,9 @@ def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: 
 
 
 @asynccontextmanager
-async def started_worker(path: Path, setup: Setup, screen: Screen) -> AsyncIterator[Worker]:
+async def started_worker(
+    path: Path, setup: Setup, screen: Screen, *, only_describe: bool = False
+) -> AsyncIterator[Worker]:
     """A worker on a file. Raises UsageError when the file, or a setting, is wrong."""
     config = WorkerConfig.from_environment(os.environ, **setup.settings)
     worker = Worker(
@@ -65,7 +67,7 @@ async def started_worker(path: Path, setup: Setup, screen: Screen) -> AsyncItera
     )
     slow = None if setup.quiet else asyncio.ensure_future(_say_slow_start(screen, path, config))
     try:
-        await worker.start()
+        await worker.start(only_describe=only_describe)
     finally:
         if slow is not None:
             slow.cancel()

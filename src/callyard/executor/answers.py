@@ -8,8 +8,9 @@ from callyard.errors import KIND_RULES, ErrorKind, Outcome, ProtocolError, may_r
 from callyard.executor import budget
 from callyard.executor.budget import Stop
 from callyard.executor.contexts import Call
-from callyard.executor.failures import MESSAGE_CHARACTERS_MAX, Fault, cut_text
+from callyard.executor.failures import Fault
 from callyard.executor.link import SETTLED_BYTES_MAX, Link
+from callyard.functions.raised import MESSAGE_CHARACTERS_MAX, cut_text
 from callyard.ids import CallId
 from callyard.wire.codec import encode_message
 from callyard.wire.frames import FRAME_BYTES_MAX

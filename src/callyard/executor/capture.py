@@ -2,7 +2,9 @@
 
 Only for calls whose ExecuteCall asks for it (`events`); for the others, and for calls that tell nothing, nothing is
 kept. What is written to `sys.stdout` and `sys.stderr` goes where it always goes, too; what C code writes to the
-descriptors, and what a thread writes that does not inherit the call (`asyncio.to_thread` does), goes only there.
+descriptors, and what a thread writes that does not inherit the call (`asyncio.to_thread` does), goes only there. What
+is logged, by `log()` or by `logging`, goes only to who listens: what the handlers of `logging` write to the two streams
+of a record that was told is left out, so that whoever shows it decides by its level.
 
 Of all that one call prints and logs the first 32 KiB are told while it runs and the last 32 KiB at its end, with a
 count of what was cut between. Frames leave at most 20 times a second and call: from the call's own code, when it tells
@@ -19,7 +21,7 @@ import _thread
 import contextvars
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +30,8 @@ from msgspec import Raw
 
 from callyard.executor.budget import NEVER
 from callyard.executor.contexts import RUNNING, Call
-from callyard.executor.failures import cut_text, name_of
 from callyard.executor.link import Link
+from callyard.functions.raised import cut_text, name_of
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import NULL, CallEvent, CallEventKind, CallEventPayload
 
@@ -48,7 +50,7 @@ LOG_OVERHEAD_BYTES: Final = 64
 """What a log entry counts beside its text: each is a frame of its own."""
 PROGRESS_CHARACTERS_MAX: Final = 1000
 _QUIET: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar("callyard_logging", default=False)
-"""A log record that was taken as such is being written by its handlers: not taken as output again."""
+"""A log record that was told as such is being written by its handlers: to the two streams it is not."""
 
 
 class Entry:
@@ -172,15 +174,18 @@ class Teller:
 
     def watch_streams(self, streams: Iterable[KeptOpen]) -> None:
         for stream in streams:
-            stream.on_write = self._make_listener("stderr" if stream.fileno() == 2 else "stdout")
+            stream.is_told = self._make_listener("stderr" if stream.fileno() == 2 else "stdout")
 
-    def _make_listener(self, name: str) -> Any:
-        def wrote(text: str) -> None:
+    def _make_listener(self, name: str) -> Callable[[str], bool]:
+        def hear(text: str) -> bool:
+            if _QUIET.get():
+                return True
             call = self._listening_call()
-            if call is not None and not _QUIET.get():
+            if call is not None:
                 self._add(call, Entry(CallEventKind.OUTPUT, name, _to_bytes(text)))
+            return False
 
-        return wrote
+        return hear
 
     def watch_logging(self) -> None:
         """Take log records as such, if `logging` is loaded. It is not loaded for it."""
@@ -208,6 +213,7 @@ class Teller:
 
         call_handlers.callyard = True  # type: ignore[attr-defined]
         logging.Logger.callHandlers = call_handlers
+        _let_errors_be_seen(logging.Handler)
 
     def log(self, level: str, message: str, fields: Mapping[str, Any]) -> bool:
         """False: nobody wants to hear it."""
@@ -301,6 +307,20 @@ class Teller:
         self._lock = _thread.RLock()
         self.calls.clear()
         self.due_ns = NEVER
+
+
+def _let_errors_be_seen(handler_class: Any) -> None:
+    """What a handler tells of its own failure is not the record, and is shown."""
+    real = handler_class.handleError
+
+    def handle_error(handler: Any, record: LogRecord) -> None:
+        token = _QUIET.set(False)
+        try:
+            real(handler, record)
+        finally:
+            _QUIET.reset(token)
+
+    handler_class.handleError = handle_error
 
 
 def _to_bytes(text: str) -> bytes:

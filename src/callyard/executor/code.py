@@ -88,6 +88,12 @@ class Code:
         self._invocables[entry_selector] = found
         return found
 
+    def is_exclusive(self, entry_selector: str) -> bool:
+        """Whether a function that was found has the promise `exclusive`."""
+        assert self._bundle is not None
+        declared = getattr(self._bundle.module, entry_selector.rpartition(":")[2], None)
+        return isinstance(declared, Function) and declared.promises.exclusive
+
     def outgoing(self, function: object) -> Outgoing:
         """How user code calls `function`: a function of the bundle, or a name.
 
@@ -118,10 +124,12 @@ class Code:
 
     # --- what went wrong in a call --------------------------------------------------------------------------------
 
-    def describe(self, error: BaseException, *, idempotent: bool = False) -> Fault:
+    def describe(self, error: BaseException, *, function: str = "", idempotent: bool = False) -> Fault:
         """What an exception of the user's says; one that cannot be looked at is told by its type alone (X57)."""
         try:
-            return failures.describe(error, root=self.path, with_locals=self._with_locals, idempotent=idempotent)
+            return failures.describe(
+                error, root=self.path, with_locals=self._with_locals, function=function, idempotent=idempotent
+            )
         except BaseException as second:  # noqa: BLE001 - `__class__`, `__getattribute__` and the like are user code
             return failures.describe_unreadable(error, second)
 

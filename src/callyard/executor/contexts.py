@@ -135,6 +135,11 @@ class Call:
             return now - self.begun_ns - others_ns - family.free_ns(now, busy_ns + running_ns) + self.wait_ns
         return self.run_ns + self.wait_ns + (now - self.slice_ns if self.slice_ns else 0)
 
+    @property
+    def is_exclusive(self) -> bool:
+        """It has begun, and no neighbours but calls of its own."""
+        return self.code.is_exclusive(self.payload.entry_selector)
+
     def note(self, text: str) -> None:
         """Tell something with the call's end; at most `NOTES_MAX` times."""
         if self.notes is None:
@@ -161,7 +166,8 @@ class Call:
                 self.family.coroutine = value
                 value = drive(value)
         except BaseException as error:  # noqa: BLE001
-            self.fault = code.describe(error, idempotent=payload.promises.idempotent)
+            idempotent = payload.promises.idempotent
+            self.fault = code.describe(error, function=payload.function_id, idempotent=idempotent)
             return
         try:
             self.output = Raw(invocable.encode(value))

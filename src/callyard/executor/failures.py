@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from callyard.errors import CallError, ErrorKind, Outcome, ToolError, TransientError
+from callyard.errors import ErrorKind, Outcome
 from callyard.executor.budget import ENGINE_FILES, CallInterrupted
+from callyard.functions.raised import (
+    MESSAGE_CHARACTERS_MAX,
+    clean_text,
+    cut_chain,
+    cut_stack,
+    cut_text,
+    drop_frames,
+    judge,
+    name_of,
+)
 from callyard.wire.messages import WireError
 
 if TYPE_CHECKING:
     from callyard.executor.contexts import Call, Context
 
-CHAIN_MAX: Final = 50
-STACK_BYTES_MAX: Final = 16 * 1024
-STACK_HEAD_BYTES: Final = 4 * 1024
 LOCALS_BYTES_MAX: Final = 8 * 1024
 LOCAL_CHARACTERS_MAX: Final = 500
-MESSAGE_CHARACTERS_MAX: Final = 8 * 1024
 _STOPPED_HERE: Final = "Stopped here (most recent call last):\n"
-NAME_CHARACTERS_MAX: Final = 200
 MASK: Final = "<masked>"
-_REAL_NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _SECRETS: Final = ("passw", "passphrase", "pwd", "secret", "token", "apikey", "api_key", "credential", "private")
 _SECRET_WORDS: Final = frozenset({"auth", "authorization", "cookie", "key", "pin", "session"})
 
@@ -51,81 +54,24 @@ def fault_of(error: WireError) -> Fault:
     return Fault(error.kind, error.message, Outcome.NOT_RUN, error.details)
 
 
-def describe(error: BaseException, *, root: str, with_locals: bool, idempotent: bool = False) -> Fault:
-    """What the user's function raised. `root` is the bundle's folder, `idempotent` the function's promise."""
-    details: dict[str, Any] = {}
-    text = text_of(error)
-    named = name_of(error) + (f": {text}" if text else "")
-    if isinstance(error, TransientError):
-        kind, message = ErrorKind.TRANSIENT, text or named
-        if type(error.retry_after_ms) is int and 0 <= error.retry_after_ms < 1 << 53:
-            details["retry_after_ms"] = error.retry_after_ms
-    elif isinstance(error, ToolError):
-        kind, message = ErrorKind.TOOL_ERROR, text or named
-    elif isinstance(error, MemoryError):
-        kind, message = ErrorKind.RESOURCE_LIMIT, named
-    elif isinstance(error, CallError):
-        kind, message = _kind_for_parent(error, idempotent=idempotent), named
-        failure = error.failure
-        details["cause"] = {"kind": failure.kind, "message": failure.message, "details": dict(failure.details)}
-    else:
-        kind, message = ErrorKind.INTERNAL, named
-    if isinstance(error, SystemExit):
-        details["exit_code"] = exit_code_of(error)
+def describe(
+    error: BaseException, *, root: str, with_locals: bool, function: str = "", idempotent: bool = False
+) -> Fault:
+    """What the user's function raised. `root` is the bundle's folder, `function` its name, `idempotent` its promise."""
+    verdict = judge(error, function, idempotent=idempotent)
     return Fault(
-        kind,
-        cut_text(cut_root(message, root), MESSAGE_CHARACTERS_MAX),
-        details=details,
+        verdict.kind,
+        cut_text(clean_text(cut_root(verdict.message, root)), MESSAGE_CHARACTERS_MAX),
+        verdict.outcome,
+        verdict.details,
         stack=stack_of(error, root),
         local_variables=locals_of(error.__traceback__, root) if with_locals else {},
     )
 
 
-def _kind_for_parent(error: CallError, *, idempotent: bool) -> ErrorKind:
-    """Of a call that did not catch the failure of a subcall, or of a request.
-
-    A subfunction's own answer stays one. What may be tried again may be tried with the parent, if that is safe to run
-    again itself: whatever it did before is then done again.
-    """
-    if error.kind is ErrorKind.TOOL_ERROR:
-        return ErrorKind.TOOL_ERROR
-    return ErrorKind.TRANSIENT if idempotent and error.failure.retryable else ErrorKind.INTERNAL
-
-
 def describe_unreadable(error: BaseException, second: BaseException) -> Fault:
     """For an exception whose looking at raised `second`: nothing here asks either of them."""
     return Fault(ErrorKind.INTERNAL, f"{name_of(error)} <describing it raised {name_of(second)}>")
-
-
-def exit_code_of(error: SystemExit) -> int:
-    """The status with which a process that raised it would end."""
-    if error.code is None:
-        return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
-
-
-def name_of(error: BaseException) -> str:
-    """The name of its class, from the slot itself: a metaclass may answer for `__name__` with code of its own."""
-    return cut_text(clean_text(_REAL_NAME(type(error))), NAME_CHARACTERS_MAX)
-
-
-def text_of(error: BaseException) -> str:
-    """`str(error)`, which is user code and may raise, or return what is no text."""
-    try:
-        return clean_text(str(error))
-    except BaseException as second:  # noqa: BLE001 - contained (X57)
-        return f"<its __str__ raised {name_of(second)}>"
-
-
-def clean_text(text: str) -> str:
-    """Text that a frame can carry: UTF-8 has no lone surrogates."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def cut_text(text: str, characters_max: int) -> str:
-    if len(text) <= characters_max:
-        return text
-    return f"{text[:characters_max]}… ({len(text) - characters_max} more characters)"
 
 
 def cut_root(text: str, root: str) -> str:
@@ -138,9 +84,9 @@ def stack_of(error: BaseException, root: str = "") -> str:
     import traceback
 
     try:
-        _cut_chain(error)
+        cut_chain(error)
         told = traceback.TracebackException.from_exception(error)
-        _drop_engine_frames(told, set())
+        drop_frames(told, ENGINE_FILES)
         if issubclass(type(error), CallInterrupted):  # ours: of interest is only where it hit
             return cut_stack(cut_root(_STOPPED_HERE + "".join(told.stack.format()), root))
         return cut_stack(cut_root("".join(told.format()), root))
@@ -161,40 +107,6 @@ def stack_of_suspended(call: Call, context: Context) -> str:
     kept = [entry for entry in entries if not entry.filename.startswith(ENGINE_FILES)]
     told = _STOPPED_HERE + "".join(traceback.format_list(kept))
     return cut_stack(cut_root(told, call.code.path))
-
-
-def _cut_chain(error: BaseException) -> None:
-    """Forget causes beyond `CHAIN_MAX`: to tell tens of thousands of them takes seconds, and nobody reads them."""
-    link: BaseException | None = error
-    for _ in range(CHAIN_MAX):
-        if link is None:
-            return
-        link = link.__cause__ or link.__context__
-    if link is not None:
-        link.__cause__ = link.__context__ = None
-
-
-def _drop_engine_frames(told: Any, seen: set[int]) -> None:
-    """`told`: a TracebackException, whose chain may be long and, made by hand, even cyclic."""
-    pending = [told]
-    while pending:
-        one = pending.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        kept = [entry for entry in one.stack if not entry.filename.startswith(ENGINE_FILES)]
-        one.stack[:] = kept
-        pending += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
-
-
-def cut_stack(text: str) -> str:
-    """Keep the beginning, and of the rest the end: the innermost frames and the exception itself."""
-    raw = text.encode("utf-8", "backslashreplace")
-    if len(raw) <= STACK_BYTES_MAX:
-        return raw.decode()
-    marker = f"\n… {len(raw) - STACK_BYTES_MAX} bytes and more cut …\n"
-    tail_bytes = STACK_BYTES_MAX - STACK_HEAD_BYTES - len(marker.encode())
-    return raw[:STACK_HEAD_BYTES].decode(errors="ignore") + marker + raw[-tail_bytes:].decode(errors="ignore")
 
 
 def locals_of(trace: TracebackType | None, root: str) -> dict[str, str]:

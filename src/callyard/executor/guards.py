@@ -2,8 +2,11 @@
 
 Each guard is a wrapper around one function of the standard library, so that a call that changes nothing pays nothing.
 (An audit hook would be more thorough by a hair, and costs every `id()` and `open()` in the process: copy.deepcopy takes
-1.9 times as long under one.) A wrapper notes a change the first time it happens, with what undoes it; the hub puts
-everything back when the running code next leaves its greenlet, before anyone else runs.
+1.9 times as long under one.) A wrapper notes a change the first time it happens, with what was there before; the hub
+puts everything back when the running code next leaves its greenlet, before anyone else runs.
+
+An exclusive call has no neighbours, so its changes stay over its waits, and only its end puts them back. Its subcalls
+may run here meanwhile: they find what the bundle left, and it finds its own again.
 
 Changes made while the bundle is loaded are part of the bundle and stay.
 """
@@ -14,14 +17,67 @@ import _locale
 import _thread
 import errno
 import io
+import operator
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn, TextIO
 
 LEFT_OPEN: Final = (0, 1, 2)
 """Standard descriptors: closed, the next file opened would take their place, and every print would land in it."""
+
+
+class Change:
+    """Something that running code has changed."""
+
+    __slots__ = ("_differs", "after", "before", "read", "text", "write")
+
+    def __init__(
+        self,
+        text: str,
+        before: Any,
+        read: Callable[[], Any],
+        write: Callable[[Any], object],
+        differs: Callable[[Any, Any], bool] = operator.ne,
+    ) -> None:
+        """`read` says what is there now, `write` puts something there; both may raise `OSError` and `ValueError`."""
+        self.text = text
+        self.before = before
+        self.read = read
+        self.write = write
+        self.after: Any = None
+        """What it had come to, once it was set aside."""
+        self._differs = differs
+
+    def put_back(self) -> bool:
+        """False: there was nothing to put back, user code has done so itself."""
+        self.after = self.read()
+        if not self.differs(self.after):
+            return False
+        self.write(self.before)
+        return True
+
+    def differs(self, value: object) -> bool:
+        return self._differs(value, self.before)
+
+
+Changes = dict[object, Change]
+"""By what was changed, in the order of the first changes."""
+
+
+def _set_aside(change: Change) -> bool:
+    change.put_back()
+    return False  # not worth a note: it comes again
+
+
+def _set_again(change: Change) -> bool:
+    change.write(change.after)
+    return False
+
+
+NEVER_KEPT: Final = ("alarm", "signal mask")
+"""What the executor itself needs to stop a call that waits."""
 
 
 class Guards:
@@ -37,7 +93,12 @@ class Guards:
         """Disarms the executor's timer: user code has taken the handler, and may have left none."""
         self.close: Final = os.close
         """The real one."""
-        self._undo: dict[object, tuple[str, Callable[[], bool]]] = {}
+        self.kept: Final[dict[object, Changes]] = {}
+        """The changes of exclusive calls that wait, by call."""
+        self._worn_by: object = None
+        """Whose of them are in force."""
+        self._changes: Changes = {}
+        """Those of the running code."""
         self._notes: list[str] = []
         self._putting_back = False
         self._kept_fds: set[int] = set(LEFT_OPEN)
@@ -55,19 +116,57 @@ class Guards:
         """User code may not close these either."""
         self._kept_fds |= fds
 
-    def put_back(self) -> list[str]:
-        """Undo what was changed, and tell it. The hub only."""
+    def put_back(self, keeper: object = None) -> list[str]:
+        """Undo what was changed, and tell it. The hub only. `keeper`: an exclusive call, which keeps it to its end."""
         notes, self._notes = self._notes, []
-        undo, self._undo = self._undo, {}
+        changes, self._changes = self._changes, {}
         self.changed = False
+        if keeper is not None:
+            kept = {key: change for key, change in changes.items() if key not in NEVER_KEPT}
+            if kept:
+                self.kept[keeper] = kept
+                self._worn_by = keeper
+            changes = {key: changes[key] for key in NEVER_KEPT if key in changes}
+        return notes + self._undo(changes)
+
+    def wear(self, call: object) -> list[str]:
+        """`call` is about to run: whatever another one keeps is set aside, and what it keeps itself is there again.
+
+        The hub only, and only while something is `kept`.
+        """
+        notes: list[str] = []
+        if self._worn_by is not call:
+            notes += self._each(reversed(self.kept.get(self._worn_by, {}).values()), _set_aside, "put back")
+            notes += self._each(self.kept.get(call, {}).values(), _set_again, "set again")
+        self._worn_by = None
+        mine = self.kept.pop(call, None)
+        if mine is not None:
+            self._changes = mine
+            self.changed = True
+        return notes
+
+    def give_up(self, call: object) -> list[str]:
+        """`call` has ended: nothing is kept for it any more. The hub only."""
+        mine = self.kept.pop(call, {})
+        if self._worn_by is call:
+            self._worn_by = None
+            return self._undo(mine)
+        return [f"{change.text}: put back" for change in mine.values() if change.differs(change.after)]
+
+    def _undo(self, changes: Changes) -> list[str]:
+        return self._each(reversed(changes.values()), Change.put_back, "put back")
+
+    def _each(self, changes: Iterable[Change], apply: Callable[[Change], bool], what: str) -> list[str]:
+        """Notes on those where `apply` says True, or fails."""
+        notes: list[str] = []
         self._putting_back = True
         try:
-            for text, restore in reversed(undo.values()):
+            for change in changes:
                 try:
-                    if restore():
-                        notes.append(f"{text}: put back")
+                    if apply(change):
+                        notes.append(f"{change.text}: {what}")
                 except (OSError, ValueError, TypeError) as error:
-                    notes.append(f"{text}: could not be put back: {error}")
+                    notes.append(f"{change.text}: could not be {what}: {error}")
         finally:
             self._putting_back = False
         return notes
@@ -78,14 +177,11 @@ class Guards:
             self._notes.append(text)
             self.changed = True
 
-    def _changing(self, key: object, text: str, restore: Callable[[], bool]) -> None:
-        """`key` is about to change; the first time counts.
-
-        `restore` leads back; False: there was nothing to lead back, user code has done so itself.
-        """
-        if self.loading or self._putting_back or key in self._undo:
+    def _changing(self, key: object, change: Change) -> None:
+        """`key` changes; the first time counts."""
+        if self.loading or self._putting_back or key in self._changes:
             return
-        self._undo[key] = (text, restore)
+        self._changes[key] = change
         self.changed = True
 
     # --- noted and put back ---------------------------------------------------------------------------------------
@@ -100,9 +196,8 @@ class Guards:
         def change(path: Any) -> None:
             before = _current_folder()
             real(path)
-            self._changing(
-                "cwd", f"changed the working directory to {_current_folder()!r}", lambda: _restore_folder(before)
-            )
+            text = f"changed the working directory to {_current_folder()!r}"
+            self._changing("cwd", Change(text, before, _current_folder, os.chdir))
 
         _replace(os, name, change)
         if real in os.supports_fd:
@@ -112,40 +207,41 @@ class Guards:
         real_put, real_unset = os.putenv, os.unsetenv
 
         def putenv(name: Any, value: Any) -> None:
-            self._changing_variable(name)
+            self._changing_variable(name, value)
             real_put(name, value)
 
         def unsetenv(name: Any) -> None:
-            self._changing_variable(name)
+            self._changing_variable(name, None)
             real_unset(name)
 
         # os.environ calls these two by their names in `os`, before it changes its own table.
         _replace(os, "putenv", putenv)
         _replace(os, "unsetenv", unsetenv)
 
-    def _changing_variable(self, name: Any) -> None:
+    def _changing_variable(self, name: Any, value: Any) -> None:
         if self.loading or self._putting_back:
             return
-        key = os.fsdecode(name)
-        before = os.environ.get(key)
-
-        def restore() -> bool:
-            if before is not None:
-                os.environ[key] = before
-            else:
-                os.environ.pop(key, None)
-                os.unsetenv(key)
-            return True  # os.environ does not know what os.putenv did
-
-        self._changing(("environ", key), f"changed the environment variable {key}", restore)
+        variable = os.fsdecode(name)
+        key = ("environ", variable)
+        if key not in self._changes:
+            text = f"changed the environment variable {variable}"
+            self._changing(key, _VariableChange(text, variable, os.environ.get(variable)))
+        change = self._changes[key]
+        assert isinstance(change, _VariableChange)
+        change.latest = None if value is None else os.fsdecode(value)
 
     def _guard_umask(self) -> None:
         real = os.umask
 
+        def read() -> int:
+            now = real(0)
+            real(now)
+            return now
+
         def umask(mask: int) -> int:
             before = real(mask)
             if mask != before:
-                self._changing("umask", f"changed the umask to {mask:#o}", lambda: real(before) != before)
+                self._changing("umask", Change(f"changed the umask to {mask:#o}", before, read, real))
             return before
 
         _replace(os, "umask", umask)
@@ -161,10 +257,16 @@ class Guards:
                 self._touch_alarm("changed the handler of SIGALRM")
             elif before is not None and before is not handler:
                 name = signal.Signals(signalnum).name
+                text = f"changed the handler of {name}"
                 self._changing(
                     ("signal", signalnum),
-                    f"changed the handler of {name}",
-                    lambda: real(signalnum, before) is not before,
+                    Change(
+                        text,
+                        before,
+                        lambda: signal.getsignal(signalnum),
+                        lambda value: real(signalnum, value),
+                        operator.is_not,
+                    ),
                 )
             return before
 
@@ -181,11 +283,11 @@ class Guards:
         def set_mask(how: Any, mask: Any) -> Any:
             before = real(how, mask)
             if _thread.get_ident() == main_thread and real(signal.SIG_BLOCK, ()) != before:
-                self._changing(
-                    "signal mask",
-                    "changed the signal mask",
-                    lambda: real(signal.SIG_SETMASK, before) != before,
+                text = "changed the signal mask"
+                change = Change(
+                    text, before, lambda: real(signal.SIG_BLOCK, ()), lambda value: real(signal.SIG_SETMASK, value)
                 )
+                self._changing("signal mask", change)
             return before
 
         _replace(signal, "pthread_sigmask", set_mask)
@@ -203,7 +305,7 @@ class Guards:
     def _touch_alarm(self, text: str) -> None:
         if not self.loading:
             self.alarm_touched = True
-            self._changing("alarm", text, lambda: True)  # the hub takes it back
+            self._changing("alarm", Change(text, False, lambda: True, lambda _: None))  # the hub takes it back
 
     def _guard_locale(self) -> None:
         # locale.setlocale goes through this one, whether `locale` is imported before or after.
@@ -214,10 +316,10 @@ class Guards:
                 return real(category)
             before = real(category)
             after = real(category, locale)
+            text = f"changed the locale to {after!r}"
             self._changing(
                 ("locale", category),
-                f"changed the locale to {after!r}",
-                lambda: _restore_locale(real, category, before),
+                Change(text, before, lambda: real(category), lambda value: _set_locale(real, category, value)),
             )
             return after
 
@@ -273,19 +375,27 @@ class Guards:
         os.register_at_fork(before=before, after_in_child=after)
 
 
-def _restore_folder(before: str) -> bool:
-    if _current_folder() == before:
-        return False
-    os.chdir(before)
-    return True
+class _VariableChange(Change):
+    """Of the environment, where `os.environ` does not know what `os.putenv` did."""
+
+    __slots__ = ("latest",)
+
+    def __init__(self, text: str, variable: str, before: str | None) -> None:
+        super().__init__(text, before, lambda: self.latest, lambda value: _set_variable(variable, value))
+        self.latest = before
 
 
-def _restore_locale(real: Callable[..., str], category: int, before: str) -> bool:
+def _set_variable(variable: str, value: str | None) -> None:
+    if value is not None:
+        os.environ[variable] = value
+    else:
+        os.environ.pop(variable, None)
+        os.unsetenv(variable)
+
+
+def _set_locale(real: Callable[..., str], category: int, value: str) -> None:
     try:
-        if real(category) == before:
-            return False
-        real(category, before)
-        return True
+        real(category, value)
     except Exception as error:  # locale.Error, whose module is not worth importing
         raise OSError(str(error)) from error
 
@@ -311,14 +421,13 @@ def _replace(module: Any, name: str, wrapper: Callable[..., Any]) -> None:
 class KeptOpen(io.TextIOWrapper):
     """A standard stream that user code cannot close for its neighbours."""
 
-    on_write: Callable[[str], None] | None = None
-    """Told what is written."""
+    is_told: Callable[[str], bool] | None = None
+    """Hears what is written. True: it was told in another way already, and is not written."""
 
     def write(self, text: str) -> int:
-        count = super().write(text)
-        if self.on_write is not None:
-            self.on_write(text)
-        return count
+        if self.is_told is not None and self.is_told(text):
+            return len(text)
+        return super().write(text)
 
     def close(self) -> None:
         self.flush()

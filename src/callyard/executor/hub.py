@@ -45,9 +45,9 @@ from callyard.executor.guards import Guards, open_descriptors
 from callyard.executor.heartbeat import Watch
 from callyard.executor.lifeline import flush_each, flush_streams
 from callyard.executor.link import Link
-from callyard.executor.marks import NO_SLOT, Marks
+from callyard.executor.marks import NO_CALL, NO_SLOT, Marks
 from callyard.executor.requests import Requests
-from callyard.executor.seats import Seats
+from callyard.executor.seats import Seats, ancestry_of
 from callyard.executor.threads import ThreadWatch, count_threads
 from callyard.ids import CallId, Digest
 from callyard.wire.codec import UnknownMessage
@@ -297,8 +297,8 @@ class Hub:
         return slot
 
     def _receive_subcall(self, call_id: CallId, payload: ExecuteCallPayload) -> None:
-        """Never handed back while its parent is here, not even by a process that drains: the parent waits for it."""
-        if self.draining and payload.parent_call_id not in self._calls:
+        """Never handed back while a call above it is here, not even by a process that drains: that one waits for it."""
+        if self.draining and not any(above in self._calls for above in ancestry_of(call_id)[:-1]):
             answers.put_recalled(self._link, call_id, payload, NO_SLOT)
             return
         call = self._calls[call_id] = Call(call_id, payload, NO_SLOT, self._read_ns)
@@ -433,6 +433,9 @@ class Hub:
         self.slice_number += 1
         if self.watch.parked:
             self.watch.unpark()
+        if self._guards.kept:
+            self._note_all(call, self._guards.wear(call))
+        self._marks.set_running(call.payload.call_number)
         now = call.slice_ns = self.active_ns = monotonic_ns()
         if call.stop is not None:
             self.alarm.arm(now + RAISE_AGAIN_NS)
@@ -444,6 +447,7 @@ class Hub:
         while outcome is LOOK:
             self.look()
             outcome = context.at.switch()
+        self._marks.set_running(NO_CALL)
         self.running = None
         now = self.active_ns = monotonic_ns()
         spent_ns = now - call.slice_ns
@@ -482,11 +486,14 @@ class Hub:
     def _put_back(self, call: Call) -> None:
         if self._guards.in_child:
             end_child(call)
-        for note in self._guards.put_back():
-            call.note(note)
+        self._note_all(call, self._guards.put_back(call if call.is_exclusive and not call.over else None))
         if self._guards.alarm_touched:
             self._guards.alarm_touched = False
             self.alarm.install()
+
+    def _note_all(self, call: Call, notes: list[str]) -> None:
+        for note in notes:
+            call.note(note)
 
     # --- sleeping -------------------------------------------------------------------------------------------------
 
@@ -613,6 +620,8 @@ class Hub:
             call.stop = budget.BUDGET
         if call.threads is not None or call.jobs is not None:
             self._tell_threads(call)
+        if self._guards.kept:
+            self._note_all(call, self._guards.give_up(call))
         self._close(call)
         if self.teller.calls:
             self.teller.end(call)

@@ -3,6 +3,9 @@
 A file that the worker made, mapped shared: one native u64 per slot, holding the number of the call that began there
 last. A call takes a slot when it is received; the slot comes back only after the flush that sent the call's terminal
 frame, so a mark is never overwritten while its result is still here.
+
+The last u64 is no slot: it holds the number of the call whose code runs now. Where not even a heartbeat can leave,
+since C code holds the GIL, the worker finds there whose code it is (X38).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from callyard.ids import CallNumber
 MARK_BYTES = 8
 NO_SLOT = -1
 """Where there is no page."""
+NO_CALL = CallNumber(0)
 
 
 class Marks:
@@ -33,6 +37,9 @@ class Marks:
     def mark(self, slot: int, number: CallNumber) -> None:
         """This call begins now."""
 
+    def set_running(self, number: CallNumber) -> None:
+        """This call's code runs from now on; `NO_CALL`: none does."""
+
     def close(self) -> None:
         """In a forked child: the page is its parent's."""
 
@@ -44,15 +51,15 @@ class MarkPage(Marks):
 
         try:
             size = os.fstat(fd).st_size
-            if size == 0 or size % MARK_BYTES:
-                raise UsageError(f"--mark-fd {fd}: expected a file of a multiple of 8 bytes, got {size} bytes")
+            if size < 2 * MARK_BYTES or size % MARK_BYTES:
+                raise UsageError(f"--mark-fd {fd}: expected a file of 16 bytes or more, a multiple of 8, got {size}")
             self._map = mmap.mmap(fd, size, mmap.MAP_SHARED)
             _point_elsewhere(fd)
             os.close(fd)
         except OSError as error:
             raise UsageError(f"--mark-fd {fd}: {error}") from error
         self._page = memoryview(self._map).cast("Q")
-        self.slot_count = size // MARK_BYTES
+        self.slot_count = size // MARK_BYTES - 1
         self._free = list(range(self.slot_count - 1, -1, -1))
 
     def take(self) -> int | None:
@@ -64,9 +71,13 @@ class MarkPage(Marks):
     def mark(self, slot: int, number: CallNumber) -> None:
         self._page[slot] = number
 
+    def set_running(self, number: CallNumber) -> None:
+        self._page[self.slot_count] = number
+
     def close(self) -> None:
         self._page.release()
         self._map.close()
+        self._page = memoryview(bytearray((self.slot_count + 1) * MARK_BYTES)).cast("Q")  # what is written goes nowhere
 
 
 def _point_elsewhere(fd: int) -> None:

@@ -16,9 +16,9 @@ from callyard.errors import KIND_RULES, CallError, CallFailure, Outcome, UsageEr
 from callyard.executor.capture import PROGRESS_CHARACTERS_MAX, to_json
 from callyard.executor.code import NotUsable
 from callyard.executor.contexts import RUNNING, Call, Context
-from callyard.executor.failures import clean_text, cut_text
 from callyard.executor.requests import OPEN_MAX, Asked, Reply, Wait
 from callyard.executor.seats import ancestry_of
+from callyard.functions.raised import clean_text, cut_text
 from callyard.ids import FunctionId
 from callyard.sdk import Answer, Arguments, IoReply
 from callyard.wire.messages import IoRequest, SubcallRequest, WireError

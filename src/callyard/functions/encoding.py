@@ -19,8 +19,10 @@ import datetime
 import decimal
 import enum
 import inspect
+import itertools
 import math
 import pathlib
+import re
 import sys
 import uuid
 from collections.abc import Iterable, Iterator
@@ -32,6 +34,7 @@ from callyard.errors import CallyardError
 
 LEVELS_MAX: Final = 512
 _TEXT_SHOWN: Final = 60
+_HEAD_BYTES: Final = 1024
 
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 _NATIVE_LEAVES: Final = (
@@ -64,9 +67,32 @@ def encode_canonical(value: object) -> bytes:
     return _encode(_CANONICAL, value)
 
 
+def check_size(output: bytes, bytes_max: int) -> bytes:
+    """`output`, a result, unless it is larger than `bytes_max`. Raises `ResultMisfit` with its first KiB."""
+    if len(output) > bytes_max:
+        size = len(output)
+        message = f"result of {size} bytes exceeds max_result_bytes={bytes_max}: return less, or write it to a file"
+        head = output[:_HEAD_BYTES].decode(errors="replace")
+        raise ResultMisfit(message, {"pointer": "", "size": size, "limit": bytes_max, "head": head})
+    return output
+
+
+def is_deeper_than(output: bytes, levels: int) -> bool:
+    """Whether a JSON text nests deeper than `levels`. Linear, and in C."""
+    if len(output) <= levels or output.count(b"[") + output.count(b"{") <= levels:
+        return False
+    brackets = _JSON_TEXT.sub(b"", output).translate(None, _NOT_BRACKETS)
+    return max(itertools.accumulate(map(_STEP_BY_BYTE.__getitem__, brackets)), default=0) > levels
+
+
 def escape_token(token: str | int) -> str:
     """One part of a JSON Pointer."""
     return str(token).replace("~", "~0").replace("/", "~1")
+
+
+def to_pointer(place: Iterable[str | int]) -> str:
+    """JSON Pointer of the keys and positions on the way to a place."""
+    return "".join(f"/{escape_token(token)}" for token in place)
 
 
 def describe_value(value: object) -> str:
@@ -153,8 +179,7 @@ def _encode(encoder: msgspec.json.Encoder, value: object) -> bytes:
         misfit = find_misfit(value)
         if misfit is not None:
             raise misfit
-    deep = len(output) > LEVELS_MAX and output.count(b"[") + output.count(b"{") > LEVELS_MAX
-    if deep and _is_deeper(output, LEVELS_MAX):
+    if is_deeper_than(output, LEVELS_MAX):
         raise _misfit(f"more than {LEVELS_MAX} levels", [], value)
     return output
 
@@ -271,40 +296,8 @@ def _may_hold_non_finite(value: Any) -> bool:
 
 
 _NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
-
-
-def _is_deeper(output: bytes, levels: int) -> bool:
-    """Whether JSON nests deeper than `levels`: each pass takes the innermost level away, in C."""
-    brackets = output.translate(None, _NOT_BRACKETS)
-    for _ in range(levels):
-        shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if not shorter:
-            return False
-        if len(shorter) == len(brackets):  # brackets inside text: count properly
-            return _count_levels(output) > levels
-        brackets = shorter
-    return _count_levels(output) > levels
-
-
-def _count_levels(output: bytes) -> int:
-    deepest = level = 0
-    in_text = escaped = False
-    for byte in output:
-        if in_text:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_text = False
-        elif byte == 0x22:
-            in_text = True
-        elif byte in b"[{":
-            level += 1
-            deepest = max(deepest, level)
-        elif byte in b"]}":
-            level -= 1
-    return deepest
+_JSON_TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_STEP_BY_BYTE: Final = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
 
 
 def _to_encodable(value: Any) -> Any:

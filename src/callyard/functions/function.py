@@ -7,6 +7,7 @@ Source: ARCHITECTURE decision 1, tool-dispatch D1, D50.
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
@@ -14,11 +15,16 @@ from typing import Any, Final, Generic, Literal, ParamSpec, TypeVar, get_args, o
 
 import msgspec
 
+from callyard.policy.rate import Rate
+from callyard.policy.retry import RetryPolicy
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Isolation = Literal["executor", "inline", "thread"]
 ISOLATIONS: Final[tuple[str, ...]] = get_args(Isolation)
+OnAbandon = Literal["cancel", "finish"]
+_ON_ABANDON: Final[tuple[str, ...]] = get_args(OnAbandon)
 MILLISECONDS_MAX: Final = 30 * 24 * 3_600_000
 """Thirty days: a longer limit is a slip of the unit."""
 RESULT_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -30,6 +36,7 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "max_result_bytes": (1, 16 * 1024 * 1024),
 }
 _TAGS_MAX: Final = 32
+_POOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Promises(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -54,6 +61,14 @@ class Promises(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A begun call shares its process with no other begun call."""
     preempt: bool = False
     """A long call may be set aside for others; what they then share is the author's concern."""
+    pool: str | None = None
+    """The named pool of executors that its calls run in; None: the worker's own."""
+    retry: RetryPolicy | None = None
+    """How often, and after what waits, the dispatcher tries again what is safe to try again."""
+    on_abandon: OnAbandon | None = None
+    """What becomes of a keyed run that nobody waits for. None: `cancel` when it is idempotent, else `finish`."""
+    rate: str | None = None
+    """So many calls in so much time, per tenant: `10/s`, `100/m`. What is over it waits."""
     tags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -70,6 +85,16 @@ class Promises(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
                 raise ValueError(f"{name} must be in {low}..{high}, got {value}")
         if self.isolation is not None and self.isolation not in ISOLATIONS:
             raise ValueError(f"isolation must be one of {', '.join(ISOLATIONS)}, got {self.isolation!r}")
+        if self.pool is not None:
+            check_pool_name(self.pool)
+        if self.retry is not None and not isinstance(self.retry, RetryPolicy):
+            raise TypeError(f"retry must be a RetryPolicy, got {self.retry!r}")
+        if self.on_abandon is not None and self.on_abandon not in _ON_ABANDON:
+            raise ValueError(f"on_abandon must be one of {', '.join(_ON_ABANDON)}, got {self.on_abandon!r}")
+        if self.rate is not None:
+            if not isinstance(self.rate, str):
+                raise TypeError(f'rate must be a text such as "10/s", got {self.rate!r}')
+            Rate.parse(self.rate)
         tags: Any = self.tags
         if not isinstance(tags, tuple | list) or not all(isinstance(tag, str) and tag for tag in tags):
             raise TypeError(f"tags must be a tuple of texts, got {tags!r}")
@@ -78,6 +103,14 @@ class Promises(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         msgspec.structs.force_setattr(self, "tags", tuple(tags))
         if self.pure:  # one place decides it, so that the two promises cannot disagree
             msgspec.structs.force_setattr(self, "idempotent", True)
+
+
+def check_pool_name(name: object) -> None:
+    """Raises `TypeError` or `ValueError` for what names no pool."""
+    if not isinstance(name, str):
+        raise TypeError(f"pool must be the name of a pool, got {name!r}")
+    if not _POOL_NAME.fullmatch(name):
+        raise ValueError(f"pool must be 1 to 64 letters, digits, '-' and '_', got {name!r}")
 
 
 NO_PROMISES: Final = Promises()
@@ -124,6 +157,10 @@ def function(
     max_result_bytes: int | None = ...,
     exclusive: bool = ...,
     preempt: bool = ...,
+    pool: str | None = ...,
+    retry: RetryPolicy | None = ...,
+    on_abandon: OnAbandon | None = ...,
+    rate: str | None = ...,
     tags: tuple[str, ...] = ...,
 ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 def function(target: Callable[..., Any] | None = None, /, **promises: Any) -> Any:
@@ -133,12 +170,17 @@ def function(target: Callable[..., Any] | None = None, /, **promises: Any) -> An
     """
     if target is not None:
         return Function(target)
+    declared = build_promises("@function", promises)
+    return lambda plain: Function(plain, declared)
+
+
+def build_promises(who: str, promises: Mapping[str, Any], base: Promises = NO_PROMISES) -> Promises:
+    """`base` with `promises` in place of its own. Raises `TypeError` or `ValueError`; `who` names the taker of them."""
     unknown = promises.keys() - set(Promises.__struct_fields__)
     if unknown:
         known = ", ".join(Promises.__struct_fields__)
-        raise TypeError(f"@function does not know {', '.join(sorted(unknown))}; it knows {known}")
-    declared = Promises(**promises)
-    return lambda plain: Function(plain, declared)
+        raise TypeError(f"{who} does not know {', '.join(sorted(unknown))}; it knows {known}")
+    return msgspec.structs.replace(base, **promises) if promises else base
 
 
 def _check_target(target: object) -> None:

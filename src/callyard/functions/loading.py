@@ -60,7 +60,7 @@ class LoadedBundle:
         self._declared = _declared_functions(module, path)
         self._callables: dict[str, tuple[Callable[..., Any], Promises]] = {
             name: (found.target, found.promises) for name, found in self._declared.items()
-        } or {name: (found, NO_PROMISES) for name, found in _plain_functions(module)}
+        } or {name: (found, NO_PROMISES) for name, found in plain_functions(module)}
         self._invocables: dict[str, Invocable] = {}
 
     @property
@@ -222,7 +222,8 @@ def _declared_functions(module: ModuleType, path: Path) -> dict[str, Function[..
     return found
 
 
-def _plain_functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+def plain_functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public functions that a module defines itself, by name."""
     for name, value in vars(module).items():
         if name.startswith("_") or not inspect.isfunction(value) or value.__module__ != module.__name__:
             continue

@@ -12,8 +12,19 @@ import msgspec
 
 from callyard.errors import CallFailure
 from callyard.functions.registry import FunctionSpec
-from callyard.ids import RequestId
-from callyard.wire.messages import CallContext, CallEventPayload, CancelReason
+from callyard.ids import FunctionId, RequestId
+from callyard.wire.messages import CallContext, CallEventKind, CallEventPayload, CancelReason
+
+__all__ = [
+    "CallContext",
+    "CallEventKind",
+    "CallEventPayload",
+    "CallOutcome",
+    "CallRunner",
+    "CancelReason",
+    "HasRunner",
+    "SubcallEvent",
+]
 
 
 class CallOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -28,8 +39,33 @@ class CallOutcome(msgspec.Struct, frozen=True, gc=False):
         return self.failure is None
 
 
+class SubcallEvent(msgspec.Struct, frozen=True, gc=False):
+    """A call that an attempt made where it runs was asked for, or has ended (D48)."""
+
+    path: str
+    """Its place below the attempt: `2` for the second one that the attempt made, `2/1` for the first that this made."""
+    function: FunctionId
+    arguments: bytes = b""
+    """JSON; empty at the end."""
+    ended: bool = False
+    failure: CallFailure | None = None
+    """At the end; None: it succeeded."""
+
+
 class CallRunner(Protocol):
     """Runs single attempts."""
+
+    @property
+    def capacity(self) -> int:
+        """How many it can run at once."""
+        ...
+
+    def pin(self, name: str) -> tuple[FunctionSpec, Callable[[], None]]:
+        """The function as it is now, and what lets go of it: until then its code stays, whatever is reloaded (D39).
+
+        Raises `UnknownFunction`, or another `CallyardError` when nothing can run.
+        """
+        ...
 
     async def call(
         self,
@@ -38,19 +74,22 @@ class CallRunner(Protocol):
         args: bytes,
         *,
         budget_ms: int,
-        deadline_at_ms: int | None = None,
         context: CallContext | None = None,
         on_event: Callable[[CallEventPayload], None] | None = None,
+        on_subcall: Callable[[SubcallEvent], None] | None = None,
     ) -> CallOutcome:
         """Make one attempt and return how it ended; a failed call does not raise.
 
-        `spec` pins the code: its digest is the one that runs (D39). `args` is JSON, an object by name or an array by
-        position, checked by the executor. `budget_ms` is running time, 0 for unlimited, without waiting for an
-        executor; `deadline_at_ms` is an instant on CLOCK_MONOTONIC that covers waiting too (D40). `on_event` gets
-        progress and log while it runs.
+        `spec` is pinned: its digest is the one that runs (D39). `args` is JSON, an object by name or an array by
+        position, checked by the executor. `budget_ms` is running time, without waiting for an executor, for a function
+        that names none; whoever keeps the time of the attempt cancels it with the reason `deadline` (D40). `on_event`
+        gets progress and log while it runs, `on_subcall` the calls that it makes in turn.
 
         A refusal before the call began never counts as an attempt: it is tried again inside (X62, X70). Cancelling the
-        awaiting task is `cancel` with the reason `cancelled`, and raises at once.
+        awaiting task is `cancel` with the reason `cancelled`, and raises at once: `when_ended` tells of the end.
+
+        A failure with `details.effect_below` is of an attempt that must not be made again, whatever the function
+        promises: it had begun a call that must not run twice (X64).
         """
         ...
 
@@ -60,3 +99,17 @@ class CallRunner(Protocol):
         Never waits. False: there is no such call, it has ended.
         """
         ...
+
+    def when_ended(self, request_id: RequestId, then: Callable[[], None]) -> bool:
+        """Have `then` called when a call whose awaiting task was cancelled has ended: its code runs no more (D41).
+
+        False: there is no such call, it has ended.
+        """
+        ...
+
+
+class HasRunner(Protocol):
+    """A worker, as the dispatcher sees it."""
+
+    @property
+    def runner(self) -> CallRunner: ...

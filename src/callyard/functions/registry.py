@@ -1,32 +1,60 @@
-"""The functions that can be called, by name, as an executor described them.
+"""What can be called, by name: functions that an executor described, and tools of this process.
 
-The worker's process never imports user code (D6): a registry for a target holds its bundle, and its functions once a
-worker had it described. Source: tool-dispatch D1, D6.
+A process that runs a worker never imports the code of its target (D6): a registry for a target holds its bundle, and
+its functions once a worker had it described. Tools of this process are added one by one, or with the module that the
+caller chose to import. Source: tool-dispatch D1, D6, D50.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib
+import inspect
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, Self
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 import msgspec
 
 from callyard.errors import ProtocolError, UsageError
 from callyard.functions.bundle import Bundle
-from callyard.functions.function import Promises
+from callyard.functions.checking import (
+    CheckedArguments,
+    Checker,
+    LocalHandler,
+    check_result,
+    compile_described,
+)
+from callyard.functions.function import (
+    NO_PROMISES,
+    RESULT_BYTES_MAX,
+    Function,
+    Isolation,
+    Promises,
+    build_promises,
+)
 from callyard.functions.imports import explain_absence
+from callyard.functions.misfits import ArgumentsMisfit, Problem
 from callyard.ids import Digest, FunctionId
 from callyard.wire.messages import DescribedFunction, DescribedPayload
+
+if TYPE_CHECKING:
+    from callyard.functions.json_schema import JsonSchema
 
 FUNCTIONS_MAX: Final = 10_000
 """Most functions of one registry."""
 _PROMISES: Final = msgspec.json.Decoder(Promises)
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_ANYTHING: Final = msgspec.Raw(b"{}")
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class FunctionSpec(msgspec.Struct, frozen=True):
+class FunctionSpec(msgspec.Struct, frozen=True, dict=True):
     """One function as callers see it. Schemas are JSON, as the executor sent them."""
 
     name: FunctionId
@@ -43,6 +71,60 @@ class FunctionSpec(msgspec.Struct, frozen=True):
     is_async: bool = False
     line: int = 0
 
+    @property
+    def handler(self) -> LocalHandler | None:
+        """What runs it in this process; None: an executor does."""
+        return None
+
+    @property
+    def isolation(self) -> Isolation:
+        """Where it runs (D50). A described function is never run in this process, whatever it asks for."""
+        return "executor"
+
+    @property
+    def result_bytes_max(self) -> int:
+        return self.promises.max_result_bytes or RESULT_BYTES_MAX
+
+    def check(self, args: bytes | Mapping[str, Any], *, repair: bool = False) -> CheckedArguments:
+        """Check the arguments of one call: JSON of an object, or Python values by name.
+
+        `repair`: make what nearly fits fit (D5). Runs no code of the user's. Raises `ArgumentsMisfit`, with every
+        error; for some functions the last word comes at the attempt (`checking`).
+        """
+        return self._checker.check(args, repair=repair)
+
+    def check_result(self, output: bytes) -> None:
+        """Raises `ResultMisfit` for a result that is too large, or breaks the output schema (D26)."""
+        check_result(self._result_schema, output, self.result_bytes_max)
+
+    @functools.cached_property
+    def _checker(self) -> Checker:
+        return Checker(schema=lambda: compile_described(self.input_schema))
+
+    @functools.cached_property
+    def _result_schema(self) -> JsonSchema | None:
+        return None if bytes(self.output_schema) == b"{}" else compile_described(self.output_schema)
+
+
+class LocalSpec(FunctionSpec, frozen=True, kw_only=True):
+    """A tool of this process."""
+
+    handler: LocalHandler
+    checker: Checker
+    result_schema: JsonSchema | None = None
+    """Its own; None: that of its signature, if it has one."""
+
+    @property
+    def isolation(self) -> Isolation:
+        return "thread" if self.handler.in_thread else "inline"
+
+    def check(self, args: bytes | Mapping[str, Any], *, repair: bool = False) -> CheckedArguments:
+        return self.checker.check(args, repair=repair)
+
+    @functools.cached_property
+    def _result_schema(self) -> JsonSchema | None:
+        return self.result_schema if self.result_schema is not None else super()._result_schema
+
 
 class UnknownFunction(UsageError, KeyError):
     """No function of that name; the message names those that are close."""
@@ -52,19 +134,47 @@ class UnknownFunction(UsageError, KeyError):
 
 
 class Registry:
-    """Functions of one bundle by name, in the order they were added."""
+    """Functions by name, in the order they were added: tools of this process, those of a bundle, or both.
+
+    ```python
+    registry = Registry()
+
+    @registry.tool(idempotent=True)
+    async def add(a: int, b: int) -> int: ...
+    ```
+    """
 
     def __init__(
-        self, bundle: Bundle, *, path: str | os.PathLike[str] | None = None, include: Iterable[str] = ()
+        self,
+        bundle: Bundle | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        include: Iterable[str] = (),
     ) -> None:
-        """`path` and `include`: where the bundle was collected from, so that it can be read again."""
-        self.bundle = bundle
+        """`bundle`: the files whose functions a worker describes and runs. `path` and `include`: where it was collected
+        from, so that it can be read again."""
+        self._bundle = bundle
         self.path = None if path is None else Path(path).absolute()
         self.include = tuple(include)
         self.installed_packages: tuple[str, ...] = ()
         """Distributions outside the bundle that it imports."""
         self.is_described = False
         self._specs: dict[str, FunctionSpec] = {}
+
+    @property
+    def has_bundle(self) -> bool:
+        """Whether there are functions for a worker, described already or not."""
+        return self._bundle is not None
+
+    @property
+    def bundle(self) -> Bundle:
+        """Raises `UsageError` when all there is are tools of this process."""
+        if self._bundle is None:
+            raise UsageError(
+                "this registry has no file of functions, which is what a worker runs: use Registry.for_target(path), or"
+                " give the registry to a Dispatcher without a worker"
+            )
+        return self._bundle
 
     @classmethod
     def for_target(cls, path: str | os.PathLike[str], *, include: Iterable[str] = ()) -> Self:
@@ -79,11 +189,13 @@ class Registry:
         """What the files hold now, not described. Reads files: not for an event loop. Raises `UsageError`."""
         if self.path is None:
             raise UsageError(f"this registry did not read {self.bundle.name} from a file: there is nothing to reload")
-        return Registry.for_target(self.path, include=self.include)
+        fresh = Registry.for_target(self.path, include=self.include)
+        fresh._specs = {spec.name: spec for spec in self._specs.values() if spec.handler is not None}
+        return fresh
 
     def become(self, other: Registry) -> None:
         """Take the place of this registry's bundle and functions, in one step: everybody who holds it sees them."""
-        self.bundle = other.bundle
+        self._bundle = other.bundle
         self.installed_packages = other.installed_packages
         self.is_described = other.is_described
         self._specs = dict(other._specs)
@@ -117,16 +229,167 @@ class Registry:
         self.is_described = True
 
     def add(self, spec: FunctionSpec, *, override: bool = False) -> None:
-        """Raises `UsageError` for a name that is there, unless `override` puts `spec` in its place."""
+        """Raises `UsageError` for a name that is there, unless `override` puts `spec` in its place, or that is none."""
+        if not _NAME.fullmatch(spec.name):
+            raise UsageError(f"a name is 1 to 128 letters, digits, '_', '-' and '.', got {spec.name!r}: give name=…")
         if not override and spec.name in self._specs:
             raise UsageError(f"there is a function {spec.name!r} already: pass override=True to replace it")
+        if len(self._specs) >= FUNCTIONS_MAX and spec.name not in self._specs:
+            raise UsageError(f"a registry holds at most {FUNCTIONS_MAX} functions")
         self._specs[spec.name] = spec
 
+    # --- tools of this process --------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_module(cls, module: ModuleType | str) -> Self:
+        """The functions of a module that this process imports, or has imported: those with `@function`; where none has
+        it, the public ones that the module defines and that JSON can reach.
+
+        The module's code runs here, and so do its functions. Raises `UsageError`, and `UnfitSignature` for a function
+        with `@function` that JSON cannot reach.
+        """
+        from callyard.functions.loading import plain_functions
+        from callyard.functions.signature import UnfitSignature
+
+        if isinstance(module, str):
+            module = importlib.import_module(module)
+        found: dict[str, Any] = {name: value for name, value in vars(module).items() if isinstance(value, Function)}
+        registry = cls()
+        seen: set[int] = set()
+        for name, value in (found or dict(plain_functions(module))).items():
+            if id(value) in seen:  # a second name for the same function is no second function
+                continue
+            seen.add(id(value))
+            try:
+                registry.add_function(value, name=name)
+            except UnfitSignature:
+                if found:
+                    raise
+        if not registry._specs:
+            raise UsageError(f"{module.__name__} has no functions: define one with def, or declare it with @function")
+        return registry
+
+    @overload
+    def tool(self, target: F, /) -> F: ...
+    @overload
+    def tool(
+        self, target: None = None, /, *, name: str | None = None, override: bool = False, **promises: Any
+    ) -> Callable[[F], F]: ...
+    def tool(self, target: Any = None, /, *, name: str | None = None, override: bool = False, **promises: Any) -> Any:
+        """Add the function below, bare (`@registry.tool`) or with a name and promises; see `add_function`."""
+
+        def add(function: F) -> F:
+            self.add_function(function, name=name, override=override, **promises)
+            return function
+
+        return add if target is None else add(target)
+
+    def add_function(
+        self, target: Callable[..., Any], *, name: str | None = None, override: bool = False, **promises: Any
+    ) -> FunctionSpec:
+        """Add a function of this process: its signature and docstring say what it takes.
+
+        `promises`: the fields of `Promises`; those of an `@function` hold unless given here. Raises `UsageError` for
+        what is no such function, `UnfitSignature` for a signature that JSON cannot reach, `TypeError` or `ValueError`
+        for a promise that means nothing.
+        """
+        from callyard.functions.described import find_unchecked_patterns
+        from callyard.functions.json_schema import BadSchema
+        from callyard.functions.signature import Invocable
+
+        declared = target.promises if isinstance(target, Function) else NO_PROMISES
+        plain = target.target if isinstance(target, Function) else target
+        _check_target(plain)
+        kept = build_promises("add_function", promises, declared)
+        named = name if name is not None else plain.__name__
+        invocable = Invocable(named, plain, kept)
+        schema = invocable.input_schema()
+        unbounded = list(find_unchecked_patterns(schema))
+        if unbounded:
+            expected = "expected a pattern for a linear-time engine: Field(pattern=…) with a text, not with re.compile"
+            raise BadSchema([(pointer, expected) for pointer in unbounded], named)
+        spec = LocalSpec(
+            name=FunctionId(named),
+            digest=Digest(""),
+            entry_selector="",
+            signature=invocable.signature_text(),
+            description=invocable.description(),
+            input_schema=_to_raw(schema),
+            output_schema=_to_raw(invocable.output_schema()),
+            promises=kept,
+            takes_row=invocable.takes_row,
+            is_async=invocable.is_async,
+            line=invocable.line,
+            handler=LocalHandler(plain, kept, invocable=invocable),
+            checker=Checker(
+                schema=lambda: compile_described(spec.input_schema),
+                invocable=None if invocable.runs_user_code else invocable,
+            ),
+        )
+        self.add(spec, override=override)
+        return spec
+
+    def add_tool(
+        self,
+        name: str,
+        handler: Callable[[dict[str, Any]], Any],
+        *,
+        description: str = "",
+        input_schema: Mapping[str, Any],
+        output_schema: Mapping[str, Any] | None = None,
+        override: bool = False,
+        **promises: Any,
+    ) -> FunctionSpec:
+        """Add a tool that brings its own JSON Schema. `handler` is called with one dict, the arguments.
+
+        A root that names its `properties` takes no others, unless it says so with `additionalProperties`. Raises
+        `BadSchema` for a schema that cannot be used, with the place; `normalize_schema` mends what is almost right.
+        """
+        from callyard.functions.json_schema import JsonSchema
+
+        if not callable(handler):
+            raise UsageError(f"tool {name!r}: expected a function that takes one dict, the arguments, got {handler!r}")
+        kept = build_promises("add_tool", promises)
+        arguments = JsonSchema(input_schema, subject=f"input schema of {name!r}")
+        result = None if output_schema is None else JsonSchema(output_schema, subject=f"output schema of {name!r}")
+        local = LocalHandler(handler, kept)
+        spec = LocalSpec(
+            name=FunctionId(name),
+            digest=Digest(""),
+            entry_selector="",
+            signature=f"{name}(arguments)",
+            description=description,
+            input_schema=_to_raw(arguments.schema),
+            output_schema=_ANYTHING if result is None else _to_raw(result.schema),
+            promises=kept,
+            is_async=local.is_async,
+            handler=local,
+            checker=Checker(schema=lambda: arguments),
+            result_schema=result,
+        )
+        self.add(spec, override=override)
+        return spec
+
+    def validate(self, name: str, args: bytes | Mapping[str, Any]) -> list[Problem]:
+        """What does not fit of the arguments of a call; empty: all does. Runs no code of the user's.
+
+        Raises `UnknownFunction`.
+        """
+        try:
+            self.get(name).check(args)
+        except ArgumentsMisfit as misfit:
+            return misfit.problems
+        return []
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
     def get(self, name: str) -> FunctionSpec:
-        """Raises `UnknownFunction`, or `UsageError` before the registry is described."""
+        """Raises `UnknownFunction`, or `UsageError` before the registry is described. Runs no code of the user's."""
         spec = self._specs.get(name)
         if spec is not None:
             return spec
+        if self._bundle is None:
+            raise UnknownFunction(f"no function {name!r}; {self._suggest(name)}")
         if not self.is_described and not self._specs:
             raise UsageError(
                 f"the functions of {self.bundle.name} are not known yet: start a Worker with this registry"
@@ -139,6 +402,10 @@ class Registry:
     def specs(self) -> list[FunctionSpec]:
         return list(self._specs.values())
 
+    def described(self) -> list[FunctionSpec]:
+        """Those that executors run."""
+        return [spec for spec in self._specs.values() if spec.handler is None]
+
     def __contains__(self, name: object) -> bool:
         return name in self._specs
 
@@ -149,9 +416,11 @@ class Registry:
         return len(self._specs)
 
     def _suggest(self, name: str) -> str:
-        reason = explain_absence(self.bundle.source, name)
+        reason = explain_absence(self._bundle.source, name) if self._bundle is not None else ""
         if reason:
             return reason
+        if not self._specs:
+            return "the registry is empty"
         close = difflib.get_close_matches(name, self._specs, n=3)
         if close:
             return f"did you mean {' or '.join(repr(other) for other in close)}?"
@@ -177,3 +446,19 @@ class Registry:
             is_async=function.is_async,
             line=function.line,
         )
+
+
+def _check_target(target: Any) -> None:
+    """Raises `UsageError` for what cannot be called with arguments by a signature, once, for a value."""
+    plain = inspect.unwrap(target) if callable(target) else target
+    if not inspect.isfunction(plain) and not inspect.ismethod(plain):
+        raise UsageError(
+            f"expected a function or a bound method, got {target!r}: wrap it in a def; for a tool that brings its own"
+            " schema use add_tool"
+        )
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        raise UsageError(f"expected a function that returns a value, got the generator {plain.__qualname__}")
+
+
+def _to_raw(schema: Mapping[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(schema, enc_hook=str))

@@ -2,10 +2,7 @@
 
 One pydantic-core validator per function takes the raw bytes, in strict JSON mode: `"5"` is no integer, a boolean is no
 integer, ISO text is a datetime. What JSON libraries let pass is refused before: duplicate keys, NaN, infinities,
-numbers beyond a float. Source: tool-dispatch D2, D4, D26, D49.
-
-Cost: `bind` is the hot path of an executor. Duplicate keys cost a second parse, so they are looked for only when there
-can be some: an object whose colons are no more than the keys that the validator is sure to demand has none.
+numbers beyond a float (`strict_json`). Source: tool-dispatch D2, D4, D26, D49.
 """
 
 from __future__ import annotations
@@ -20,32 +17,27 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final, is_typeddict
 
-import jiter
 import msgspec
 import typing_extensions
 from pydantic import BaseModel, RootModel, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import SchemaValidator, ValidationError
 
 from callyard.errors import CallyardError
 from callyard.functions.cells import Columns, may_hold_non_finite
 from callyard.functions.docstrings import read_docstring
-from callyard.functions.encoding import ResultMisfit, encode_value, find_non_finite
+from callyard.functions.encoding import ResultMisfit, check_size, encode_value
 from callyard.functions.function import NO_PROMISES, RESULT_BYTES_MAX, Promises
-from callyard.functions.misfits import ArgumentsMisfit, Parameters, explain, loose_json, misfit, raised_in_check
+from callyard.functions.misfits import ArgumentsMisfit, Parameters, explain, raised_in_check
+from callyard.functions.signature_schema import QuietJsonSchema, runs_user_code
 from callyard.functions.signature_text import format_annotation, format_signature
+from callyard.functions.strict_json import check_json, refuse_non_finite
 from callyard.functions.type_hooks import TEXT_CELLS, prepare_types
 
 __all__ = ["ArgumentsMisfit", "Invocable", "ResultMisfit", "UnfitSignature"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-_SYNTAX: Final = msgspec.json.Decoder(msgspec.Raw)
-_SHAPE: Final = bytes.maketrans(b"123456789E+", b"000000000e0")
-_LONG_INTEGER: Final = b"0" * 309
-"""An integer part that may exceed the largest float."""
-_HEAD_BYTES: Final = 1024
 _BY_NAME: Final = frozenset({inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY})
 _POSITIONAL: Final = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD})
 _MAPPINGS: Final = (dict, collections.abc.Mapping)
@@ -53,20 +45,6 @@ _MAPPINGS: Final = (dict, collections.abc.Mapping)
 
 class UnfitSignature(CallyardError):
     """A function whose parameters or result JSON cannot carry. It cannot be called through Callyard."""
-
-
-class _QuietJsonSchema(GenerateJsonSchema):
-    """JSON Schema without warnings: what cannot be shown, such as a default that is no JSON, is left out."""
-
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
-
-    def decimal_schema(self, schema: Any) -> dict[str, Any]:
-        """The text form is marked as such: `Columns` must tell it from free text."""
-        described = super().decimal_schema(schema)
-        for branch in described.get("anyOf", ()):
-            if branch.get("type") == "string":
-                branch.setdefault("format", "decimal")
-        return described
 
 
 class _Reader:
@@ -80,7 +58,7 @@ class _Reader:
 
     @functools.cached_property
     def json_schema(self) -> dict[str, Any]:
-        return _QuietJsonSchema().generate(typing.cast(Any, _by_name(self.core)))
+        return QuietJsonSchema().generate(typing.cast(Any, _by_name(self.core)))
 
     @functools.cached_property
     def columns(self) -> Columns:
@@ -93,7 +71,7 @@ class _Reader:
         """
         if texts:
             raw = self.columns.prepare(raw)
-        may_overflow = _check_json(raw, self._keys_sure)
+        may_overflow = check_json(raw, self._keys_sure)
         try:
             if texts:
                 value = self._validator.validate_json(raw, strict=False, context=TEXT_CELLS)
@@ -107,7 +85,7 @@ class _Reader:
         except Exception as error:  # a validator or __post_init__ of the user's
             raise raised_in_check(error) from error
         if may_overflow or (texts and may_hold_non_finite(raw)):
-            _refuse_non_finite(value)
+            refuse_non_finite(value)
         return value
 
 
@@ -141,6 +119,12 @@ class Invocable:
             self._row = _Reader(core, definitions, fields, Parameters((), (), ()))
 
     @property
+    def plain_result(self) -> type | None:
+        """The type of its results where that is a plain one: no other says as much as its name does."""
+        returned = self._hints.get("return")
+        return returned if returned in (int, float, str, bool, type(None)) else None
+
+    @property
     def takes_row(self) -> bool:
         """Whether a row's object is the whole value of its one object parameter."""
         return self._row is not None
@@ -149,6 +133,11 @@ class Invocable:
     def row_parameter(self) -> inspect.Parameter | None:
         """The object parameter that takes a whole row; None: none does."""
         return self._row_parameter
+
+    @functools.cached_property
+    def runs_user_code(self) -> bool:
+        """Whether `bind` may run code of the user's: a validator, `__post_init__`, a default factory."""
+        return runs_user_code(self._arguments.core)
 
     def bind(self, args: bytes | msgspec.Raw, *, row: bool = False, strings: bool = False) -> Arguments:
         """Positional and keyword arguments for `target`, from JSON: an object by name, an array by position.
@@ -168,19 +157,13 @@ class Invocable:
 
     def encode(self, value: object) -> bytes:
         """The result as JSON. Raises `ResultMisfit`."""
-        output = encode_value(value)
-        if len(output) > self._result_bytes_max:
-            size, limit = len(output), self._result_bytes_max
-            message = f"result of {size} bytes exceeds max_result_bytes={limit}: return less, or write it to a file"
-            head = output[:_HEAD_BYTES].decode(errors="replace")
-            raise ResultMisfit(message, {"pointer": "", "size": size, "limit": limit, "head": head})
-        return output
+        return check_size(encode_value(value), self._result_bytes_max)
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema (2020-12) of the arguments by name. Raises `UnfitSignature`."""
         try:
             schema = copy.deepcopy(self._arguments.json_schema)
-        except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
+        except (PydanticInvalidForJsonSchema, PydanticUserError, TypeError) as error:  # msgspec's is a TypeError
             raise UnfitSignature(f"{self.name}: {_first_line(error)}") from error
         for name, text in read_docstring(self._plain.__doc__).parameters.items():
             described = schema.get("properties", {}).get(name)
@@ -194,7 +177,8 @@ class Invocable:
             return {}
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(self._hints["return"])
-            return adapter.json_schema(mode="serialization", schema_generator=_QuietJsonSchema)
+            # Models leave by the names of their fields (`encoding`).
+            return adapter.json_schema(mode="serialization", by_alias=False, schema_generator=QuietJsonSchema)
         except (PydanticUserError, TypeError):
             return {}  # results are encoded by what they are, so a type without a schema is no fault
 
@@ -220,39 +204,6 @@ def _by_name(core: dict[str, Any]) -> dict[str, Any]:
         return core
     parameters = [{**parameter, "mode": "keyword_only"} for parameter in core["arguments_schema"]]
     return {**{k: v for k, v in core.items() if k != "var_args_schema"}, "arguments_schema": parameters}
-
-
-def _check_json(raw: bytes, keys_sure: int) -> bool:
-    """Refuse what the validator would let pass. Raises `ArgumentsMisfit`.
-
-    A validated object holds each of its `keys_sure` keys, so with no more colons than that no key stands twice. True:
-    a number may be too large for a float, which shows when a parameter is one.
-    """
-    shape = raw.translate(_SHAPE)
-    may_overflow = b"0e0" in shape or (len(raw) > len(_LONG_INTEGER) and _LONG_INTEGER in shape)
-    if not may_overflow and raw.count(b":") <= keys_sure:
-        try:
-            _SYNTAX.decode(raw)
-        except (msgspec.DecodeError, RecursionError):
-            pass  # the parser below says where
-        else:
-            return False
-    try:
-        value = jiter.from_json(raw, catch_duplicate_keys=True, allow_inf_nan=False)
-    except ValueError as error:
-        raise loose_json(raw, error) from None
-    if may_overflow:
-        _refuse_non_finite(value)
-    return may_overflow
-
-
-def _refuse_non_finite(value: Any) -> None:
-    """For decoded JSON, a validated row, or validated arguments: a tuple with a dict after it."""
-    parts = value if type(value) is tuple and len(value) == 2 and type(value[1]) is dict else (value,)
-    for part in parts:
-        pointer = find_non_finite(part)
-        if pointer is not None:
-            raise misfit("expected a finite number, got one that no float can hold", "finite_number", pointer)
 
 
 def _resolve_hints(name: str, plain: Callable[..., Any]) -> dict[str, Any]:

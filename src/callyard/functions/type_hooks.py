@@ -17,6 +17,8 @@ import msgspec
 import typing_extensions
 from pydantic_core import PydanticCustomError, core_schema
 
+from callyard.functions.described import mark
+
 _CORE_HOOK: Final = "__get_pydantic_core_schema__"
 _JSON_HOOK: Final = "__get_pydantic_json_schema__"
 TEXT_CELLS: Final = "callyard: values are text"
@@ -96,18 +98,23 @@ def _prepare_struct(owner: type[msgspec.Struct]) -> None:
                 context = {"reason": reason.replace("`", ""), "path": path.rstrip("`").removeprefix("$")}
                 raise PydanticCustomError("struct", "{reason}", context) from error
 
+        convert.struct = owner  # type: ignore[attr-defined]  # told by `signature_schema.runs_user_code`
         return core_schema.with_info_plain_validator_function(convert)
 
     def json_schema(schema: Any, handler: Any) -> Any:
         (top,), parts = msgspec.json.schema_components((owner,), ref_template="{name}")
-        return _inline(top, parts, ())
+        described: dict[str, Any] = _inline(top, parts, ())
+        tag = owner.__struct_config__.tag_field  # where the type is known, the tag may be missing
+        if tag is not None and tag in described.get("required", ()):
+            described["required"] = [name for name in described["required"] if name != tag]
+        return described
 
     setattr(owner, _CORE_HOOK, staticmethod(core))
     setattr(owner, _JSON_HOOK, staticmethod(json_schema))
 
 
 def _inline(schema: Any, parts: dict[str, Any], above: tuple[str, ...]) -> Any:
-    """Put referenced parts in place; a recursive one ends as a plain object."""
+    """Put referenced parts in place; a recursive one ends as a plain object, or array."""
     if isinstance(schema, list):
         return [_inline(part, parts, above) for part in schema]
     if not isinstance(schema, dict):
@@ -115,8 +122,13 @@ def _inline(schema: Any, parts: dict[str, Any], above: tuple[str, ...]) -> Any:
     name = schema.get("$ref")
     if isinstance(name, str):
         if name in above:
-            return {"type": "object", "title": name}
+            return {"type": parts[name].get("type", "object"), "title": name}
         return _inline(parts[name], parts, (*above, name))
     if "propertyName" in schema and "mapping" in schema:  # a discriminator: names the parts that are now in place
         return {"propertyName": schema["propertyName"]}
-    return {key: _inline(part, parts, above) for key, part in schema.items()}
+    inlined = {key: _inline(part, parts, above) for key, part in schema.items()}
+    if isinstance(schema.get("pattern"), str):  # msgspec runs it on Python's own engine
+        return mark(inlined, "pattern")
+    if schema.get("format") == "decimal":  # it takes numbers as well
+        return {"anyOf": [{"type": "number"}, inlined]}
+    return inlined

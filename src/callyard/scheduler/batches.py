@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from callyard.errors import ErrorKind, fail
 from callyard.ids import CallId, TaskId
 from callyard.scheduler.calls import Call, CallResult, FunctionTarget, NewCall, Ties
+from callyard.scheduler.placement import Placement
 from callyard.scheduler.tasks import Batch, Task, TaskPlan
 
 
@@ -34,6 +34,7 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
     prefix = f"{plan.task_id}-"
     failed = args_bytes = 0
     known: FunctionTarget | None = None
+    placement: Placement | None = None
     tied = keyed = False
     budget_ms = 0
     for index, row in enumerate(rows, first_index):
@@ -45,9 +46,10 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
             failed += 1
             continue
         if target is not known:
-            known, keyed = target, is_keyed(plan, target)
+            known, keyed, placement = target, is_keyed(plan, target), target.place(plan.tenant)
             budget_ms = plan.default_budget_ms if target.budget_ms is None else target.budget_ms
             tied = keyed or target.exclusive or target.max_concurrency is not None
+        assert placement is not None
         results.append(None)
         args_bytes += len(row.args)
         call = Call(
@@ -56,6 +58,7 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
             batch=batch,
             index=index,
             target=target,
+            placement=placement,
             args=row.args,
             strings=row.strings,
             max_attempts=plan.max_attempts,
@@ -73,4 +76,4 @@ def is_keyed(plan: TaskPlan, target: FunctionTarget) -> bool:
     return plan.cache == "all" or (target.pure and plan.cache == "promised")
 
 
-_UNCOMMITTED = Task(plan=TaskPlan(task_id=TaskId("")), ready=deque(), batches={})
+_UNCOMMITTED = Task(plan=TaskPlan(task_id=TaskId("")), batches={})

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from callyard.errors import CallFailure, InvalidTransition
-from callyard.ids import CallId, Digest, FunctionId, RequestId
+from callyard.ids import CallId, Digest, FunctionId, RequestId, Tenant
+from callyard.scheduler.placement import DEFAULT_POOL, Placement, PoolName
 
 if TYPE_CHECKING:
     from callyard.scheduler.executors import ExecutorState
@@ -90,6 +91,13 @@ class FunctionTarget(msgspec.Struct, frozen=True, gc=False):
     """Calls of it that may run at once, over all tasks and executors (X81)."""
     takes_row: bool = False
     """It has one object parameter, which takes a whole row: the same object means another thing in a subcall."""
+    pool: PoolName = DEFAULT_POOL
+    confined: bool = False
+    """Its pool is sandboxed: an executor there serves one tenant (X92)."""
+
+    def place(self, tenant: Tenant) -> Placement:
+        """Where calls of it that belong to this tenant may run."""
+        return Placement(self.pool, self.digest, tenant if self.confined else None)
 
     @property
     def may_run_again(self) -> bool:
@@ -178,6 +186,8 @@ class Call(msgspec.Struct, eq=False):
     index: int
     """Place in the call list; results are reported under it."""
     target: FunctionTarget
+    placement: Placement
+    """Which executors may take it."""
     args: bytes
     strings: bool
     max_attempts: int

@@ -23,7 +23,6 @@ Source: call-execution X1-X30, X62-X85, X90.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import assert_never
 
 import msgspec
@@ -49,7 +48,8 @@ from callyard.scheduler.decisions import Decisions
 from callyard.scheduler.endings import describe_loss, describe_stop
 from callyard.scheduler.events import SchedulerEvent
 from callyard.scheduler.executors import ExecutorState
-from callyard.scheduler.statistics import BundleDemand, SchedulerStatistics, TaskProgress
+from callyard.scheduler.placement import Placement, PoolName
+from callyard.scheduler.statistics import Demand, SchedulerStatistics, TaskProgress
 from callyard.scheduler.subcalls import (
     build_subcall,
     is_for_its_place,
@@ -58,9 +58,9 @@ from callyard.scheduler.subcalls import (
     refuse,
     ties_of,
 )
-from callyard.scheduler.tasks import Task, TaskPlan
+from callyard.scheduler.tasks import Lane, Task, TaskPlan
 
-__all__ = ["BundleDemand", "Scheduler", "SchedulerStatistics", "TaskProgress"]
+__all__ = ["Demand", "Scheduler", "SchedulerStatistics", "TaskProgress"]
 
 
 class Scheduler(Decisions):
@@ -73,7 +73,7 @@ class Scheduler(Decisions):
         self._check_writer()
         assert plan.task_id not in self._tasks, f"task {plan.task_id} committed twice"
         assert plan.max_attempts >= 1, f"task {plan.task_id}: max_attempts={plan.max_attempts}"
-        task = Task(plan=plan, ready=deque(), batches={})
+        task = Task(plan=plan, batches={})
         failure = self._slots.admit(task)
         if failure is not None:
             return failure
@@ -99,13 +99,18 @@ class Scheduler(Decisions):
         self._counts["failed"] += prepared.failed_rows
         task.batches[batch.index] = batch
         calls = self._calls
+        lane: Lane | None = None
+        placement: Placement | None = None
         for call in batch.calls:
             assert call.call_id not in calls, f"call {call.call_id} committed twice"
             call.task = task
             call.queued = True
             calls[call.call_id] = call
-        task.ready.extend(batch.calls)
-        self._turns.enter(task)
+            if lane is None or call.placement is not placement:
+                placement = call.placement
+                lane = task.lane_of(placement)
+            lane.calls.append(call)
+        self._turns.enter_all(task)
         if batch.remaining == 0:
             task.settled.append(batch)
         self._mark_dirty(task)
@@ -392,7 +397,13 @@ class Scheduler(Decisions):
         snapshot = event.snapshot
         assert snapshot.executor_id not in self._index.executors, f"{snapshot.executor_id} attached twice"
         self._index.add(
-            ExecutorState(executor_id=snapshot.executor_id, snapshot=snapshot, sealed=snapshot.wants_replacement)
+            ExecutorState(
+                executor_id=snapshot.executor_id,
+                snapshot=snapshot,
+                pool=event.pool,
+                memory_high_watermark=event.memory_high_watermark,
+                sealed=snapshot.wants_replacement,
+            )
         )
         return []
 
@@ -507,10 +518,9 @@ class Scheduler(Decisions):
         """Nothing changed since the last epilogue, and the last decision left nothing to decide."""
         return not (self._epilogue.dirty or self._unfinished)
 
-    @property
-    def exclusive_waiting(self) -> int:
-        """Exclusive calls that are ready and have no executor: the pool grows for them (X90)."""
-        return self._exclusives.count
+    def exclusive_waiting(self, pool: PoolName) -> int:
+        """Exclusive calls that are ready and have no executor: their pool grows for them (X90)."""
+        return self._exclusives.count(pool)
 
     def find_call(self, call_id: CallId) -> Call | None:
         """To look at, not to change; None: it is gone."""
@@ -523,11 +533,26 @@ class Scheduler(Decisions):
             return None
         return TaskProgress(task.total_count, task.terminal_count, task.failed_count, task.inflight)
 
-    def bundle_demand(self) -> BundleDemand:
+    @property
+    def has_strays(self) -> bool:
+        """Subcalls stand ready, or ended where they stood, that have no home in their pool."""
+        return bool(self._strays)
+
+    def demand(self) -> Demand:
         """Ask when a turn has settled: what then stands in a ring found no executor (X92)."""
-        bound = {ex.executor_id: ex.digest for ex in self._index.executors.values()}
-        waiting = (digest for digest in self._exclusives.waiting if digest not in self._turns.rings)
-        return BundleDemand([*self._turns.bundles(), *waiting], bound)
+        bound = {ex.executor_id: ex.placement for ex in self._index.executors.values()}
+        waiting = (placement for placement in self._exclusives.waiting if placement not in self._turns.rings)
+        return Demand([*self._turns.placements(), *waiting], self._stranded(), bound)
+
+    def find_placement(self, executor_id: ExecutorId) -> Placement | None:
+        """What an executor is bound to; None: nothing yet, or it is gone."""
+        ex = self._index.executors.get(executor_id)
+        return None if ex is None else ex.placement
+
+    def tasks_waiting_for(self, pool: PoolName) -> set[TaskId]:
+        """Tasks with a call that stands ready for an executor of this pool, or will when its retry is due."""
+        calls = self._calls.values()
+        return {call.task.task_id for call in calls if call.state is READY and call.placement.pool == pool}
 
     def statistics(self) -> SchedulerStatistics:
         executors = self._index.executors.values()
@@ -547,7 +572,7 @@ class Scheduler(Decisions):
             refused=self._counts["refused"],
             subcalls=self._counts["subcalls"],
             shared=self._counts["shared"],
-            exclusive_waiting=self._exclusives.count,
+            exclusive_waiting=self._exclusives.count(),
         )
 
     def check_invariants(self) -> None:

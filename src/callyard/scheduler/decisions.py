@@ -1,8 +1,8 @@
 """Which call is bound next, and where; or that it needs no run, or may not have one yet.
 
-Subcalls go first, past every filter; then exclusive calls that wait for an executor; then the head of the next task's
-queue. A tied call is looked at before an executor is: a cached result ends it, an equal call that runs or a function
-at its limit set it aside. Source: call-execution X7, X15-X17, X23, X26, X30, X67, X80, X81, X90.
+Subcalls go first, past every filter, strays after those at home; then exclusive calls that wait for an executor; then
+the head of the next lane. A tied call is looked at before an executor is: a cached result ends it, an equal call that
+runs or a function at its limit set it aside. Source: call-execution X7, X15-X17, X23, X26, X30, X67, X80, X81, X90.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from callyard.ids import Digest
 from callyard.scheduler import commands as c
 from callyard.scheduler.cache import key_of
 from callyard.scheduler.calls import BOUND, Call, CallResult, Ties
@@ -18,8 +17,9 @@ from callyard.scheduler.commands import SchedulerCommand
 from callyard.scheduler.executors import ExecutorState
 from callyard.scheduler.flights import Sharing
 from callyard.scheduler.lives import NO_COMMANDS, CallLives
+from callyard.scheduler.placement import Placement
 from callyard.scheduler.subcalls import describe_ring, home_of, mark_disturbed
-from callyard.scheduler.tasks import Task
+from callyard.scheduler.tasks import Lane
 from callyard.scheduler.waits import can_end
 
 PASS_MAX: Final = 64
@@ -38,61 +38,61 @@ class Decisions(CallLives):
         if self._guard is not None:
             self._guard()
         turns = self._turns
-        subcalls, exclusives = self._subcall_ring, self._waiting_exclusives
+        subcalls, strays, exclusives = self._subcall_ring, self._strays, self._waiting_exclusives
         self._unfinished = False
         while True:
-            entered = turns.entries
-            if subcalls or exclusives:
+            entered = turns.entries + self._subcalls.strayed
+            if subcalls or exclusives or strays:
                 commands = self._decide_out_of_turn(now_ms)
                 if commands:
                     return commands
-            for digest in turns.bundles():
-                task = turns.head(digest)
-                if task is None:
+            for placement in turns.placements():
+                lane = turns.head(placement)
+                if lane is None:
                     continue
-                call = task.ready[0]
+                call = lane.calls[0]
                 if call.ties is not None:
-                    commands, task = self._pass_tied(digest, now_ms)
+                    commands, lane = self._pass_tied(placement, now_ms)
                     if commands:
                         return commands
-                    if task is None:
+                    if lane is None:
                         continue
-                    call = task.ready[0]
-                ex = self._index.select(digest, now_ms)
+                    call = lane.calls[0]
+                ex = self._index.select(placement, now_ms)
                 if ex is None:
                     continue
-                task.ready.popleft()
-                turns.pass_on(digest)
+                lane.calls.popleft()
+                turns.pass_on(placement)
                 if exclusives:
-                    self._exclusives.pass_over(digest)
+                    self._exclusives.pass_over(placement)
                 return [self._bind(call, ex)]
             if self._unfinished:
                 return []
-            # A task moved to the ring of another bundle, or what was set aside let others go on: look there too.
-            if turns.entries == entered and not subcalls:
+            # What was set aside let others go on: look there too.
+            if turns.entries + self._subcalls.strayed == entered and not subcalls:
                 return self._decide_exclusive(now_ms, insists=True) if exclusives else []
 
-    def _pass_tied(self, digest: Digest, now_ms: int) -> tuple[list[SchedulerCommand], Task | None]:
-        """Take calls that are not to be bound in turn off the heads of a bundle's queues (X7).
+    def _pass_tied(self, placement: Placement, now_ms: int) -> tuple[list[SchedulerCommand], Lane | None]:
+        """Take calls that are not to be bound in turn off the heads of a placement's lanes (X7).
 
-        Returns the commands of the first that ends so, or the task whose head needs an executor now.
+        Returns the commands of the first that ends so, or the lane whose head needs an executor now.
         """
         turns = self._turns
         for _ in range(PASS_MAX):
-            task = turns.head(digest) if digest in turns.rings else None
-            if task is None:
+            lane = turns.head(placement) if placement in turns.rings else None
+            if lane is None:
                 return [], None
-            call = task.ready.popleft()
+            call = lane.calls.popleft()
             commands = NO_COMMANDS if call.ties is None else self._look_ahead(call)
             if call.ties is None or (commands is None and not call.target.exclusive):
-                task.ready.appendleft(call)
-                return [], task
+                lane.calls.appendleft(call)
+                return [], lane
             call.queued = False
             if commands is None:
                 self._exclusives.add(call)
                 commands = self._decide_exclusive(now_ms)
             if commands:
-                turns.pass_on(digest)
+                turns.pass_on(placement)
                 return list(commands), None
         self._unfinished = True
         return [], None
@@ -107,6 +107,14 @@ class Decisions(CallLives):
                 return [self._bind(call, self._place(call, now_ms))]
             if commands:
                 return list(commands)
+        for placement in list(self._strays) if self._strays else ():
+            while (call := subcalls.stray(placement)) is not None and (ex := self._place_stray(call, now_ms)):
+                subcalls.pop_stray(placement)
+                commands = self._look_ahead(call)
+                if commands is None:
+                    return [self._bind(call, ex)]
+                if commands:
+                    return list(commands)
         return self._decide_exclusive(now_ms)
 
     def _decide_exclusive(self, now_ms: int, *, insists: bool = False) -> list[SchedulerCommand]:
@@ -120,11 +128,44 @@ class Decisions(CallLives):
         return []
 
     def _place(self, call: Call, now_ms: int) -> ExecutorState:
-        """Where a subcall runs: at its parent's executor, which always passes, or spread (X26, X30)."""
+        """Where a subcall runs: at its home, which always passes, or spread (X26, X30)."""
         home = home_of(call)
+        assert home is not None
         if call.ties is not None and call.ties.spread:
-            return self._index.select_other(call.target.digest, now_ms, home) or home
+            return self._index.select_other(call.placement, now_ms, home) or home
         return home
+
+    def _place_stray(self, call: Call, now_ms: int) -> ExecutorState | None:
+        """The usual choice; else the best of those that fit, past every filter but the block after a refusal."""
+        ex = self._index.select(call.placement, now_ms)
+        if ex is not None:
+            return ex
+        open_to_it = [ex for ex in self._candidates(call.placement) if now_ms >= ex.blocked_until_ms]
+        return min(
+            open_to_it,
+            key=lambda ex: (ex.sealed, ex.closed, ex.runnable, ex.live_roots, ex.executor_id),
+            default=None,
+        )
+
+    def _candidates(self, placement: Placement) -> list[ExecutorState]:
+        """Executors that a stray may be bound to: not beside another family's exclusive call, and of those that will
+        be replaced the ones that have calls to end, and did not ask for it."""
+        return [
+            ex
+            for ex in self._index.executors.values()
+            if ex.fits(placement)
+            and not self._exclusives.hold(ex)
+            and (not ex.sealed or (ex.live and not ex.snapshot.wants_replacement))
+        ]
+
+    def _stranded(self) -> list[Placement]:
+        """Placements of strays that no executor fits: another one must come, since no end of a call is sure to free
+        one. What holds those of their pool may wait for them."""
+        return [
+            placement
+            for placement, calls in self._strays.items()
+            if any(call.queued for call in calls) and not self._candidates(placement)
+        ]
 
     def _look_ahead(self, call: Call) -> Sequence[SchedulerCommand] | None:
         """None: the call needs an executor now. Else it was ended, or set aside until something happens."""
@@ -179,7 +220,8 @@ class Decisions(CallLives):
         if call.parent is None:
             call.task.inflight += 1
             ex.live_roots += 1
-        ex.digest = call.target.digest
+        if ex.placement is None:
+            ex.placement = call.placement
         self._index.touch(ex)
         if call.ties is not None:
             self._tie(call, call.ties, ex)

@@ -79,7 +79,8 @@ class Epilogue:
                 for call in batch.calls:
                     if call.state is READY:
                         commands += self._finish_stopped(call, reason)
-        task.ready.clear()
+        for lane in task.lanes.values():
+            lane.calls.clear()
 
     def _settle_batch(self, task: Task, batch: Batch, commands: list[SchedulerCommand]) -> None:
         del task.batches[batch.index]
@@ -110,7 +111,7 @@ class Epilogue:
         self._turns.leave(task)
         following = self._slots.release(task)
         if following is not None:
-            self._turns.enter(following)
+            self._turns.enter_all(following)
             self.mark(following)
         results = sorted(task.results, key=lambda result: result.index)
         if task.stop_reason is StopReason.OUTPUT_BYTES_EXCEEDED:

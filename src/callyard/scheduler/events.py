@@ -11,6 +11,7 @@ from callyard.errors import CallFailure, ErrorKind, Outcome
 from callyard.ids import CallId, ExecutorId, RequestId, TaskId
 from callyard.scheduler.calls import FunctionTarget, StopReason
 from callyard.scheduler.executors import ExecutorSnapshot
+from callyard.scheduler.placement import DEFAULT_POOL, PoolName
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -123,6 +124,9 @@ class ExecutorAttached(Event, frozen=True):
     """An executor's first heartbeat."""
 
     snapshot: ExecutorSnapshot
+    pool: PoolName = DEFAULT_POOL
+    memory_high_watermark: int | None = None
+    """Resident bytes from which it takes no more, 0: off; None: the setting of that name."""
 
 
 class SnapshotUpdated(Event, frozen=True):

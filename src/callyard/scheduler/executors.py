@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from callyard.ids import CallId, Digest, ExecutorId
+from callyard.ids import CallId, ExecutorId
 from callyard.policy.stall import is_stalled
 from callyard.scheduler.config import SchedulerConfig
+from callyard.scheduler.placement import DEFAULT_POOL, Placement, PoolName
 
 if TYPE_CHECKING:
     from callyard.scheduler.calls import Call
@@ -49,8 +50,11 @@ class ExecutorState(msgspec.Struct, eq=False):
 
     executor_id: ExecutorId
     snapshot: ExecutorSnapshot
-    digest: Digest | None = None
-    """The bundle it is bound to; None: none yet."""
+    pool: PoolName = DEFAULT_POOL
+    placement: Placement | None = None
+    """What it is bound to, of its own pool; None: nothing yet."""
+    memory_high_watermark: int | None = None
+    """None: the setting."""
     live: dict[CallId, int] = {}
     """Live reservations: call id to attempt_seq."""
     draining: set[tuple[CallId, int]] = set()
@@ -71,7 +75,7 @@ class ExecutorState(msgspec.Struct, eq=False):
     blocked_until_ms: int = 0
     """After a refusal; a freed context lifts it."""
     has_served: bool = False
-    """A frame of a call came from it: it was sent one, and is bound to its bundle for good."""
+    """A frame of a call came from it: it was sent one, and is bound to its placement for good."""
     wake_at_ms: int = 0
     """The last end of a block that the index was told to wait for."""
     version: int = 0
@@ -81,13 +85,17 @@ class ExecutorState(msgspec.Struct, eq=False):
     closed: bool = False
     """Takes no root call: an exclusive one is there, or will be once it is empty (X90)."""
     subcalls: deque[Call] = msgspec.field(default_factory=deque)
-    """READY subcalls whose parent runs here; those that ended where they stand are no longer `queued`."""
+    """READY subcalls whose home this is; those that ended where they stand are no longer `queued`."""
     in_ring: bool = False
     """Has its turn among executors with subcalls to bind."""
 
     @property
     def is_idle(self) -> bool:
         return not self.live and not self.draining
+
+    def fits(self, placement: Placement) -> bool:
+        """The one rule: what a call is placed on is of its pool, and bound to its placement or to nothing yet."""
+        return self.placement == placement if self.placement is not None else self.pool == placement.pool
 
     @property
     def runnable(self) -> int:
@@ -119,10 +127,9 @@ class ExecutorState(msgspec.Struct, eq=False):
 _Score = tuple[int, int, int, ExecutorId]
 
 
-def is_eligible(ex: ExecutorState, config: SchedulerConfig, digest: Digest, now_ms: int) -> bool:
+def is_eligible(ex: ExecutorState, config: SchedulerConfig, placement: Placement, now_ms: int) -> bool:
     """The whole filter of X8, clock included. Also the model that the index is tested against."""
-    has_room = score(ex, config) is not None
-    return has_room and (ex.digest is None or ex.digest == digest) and is_current(ex, now_ms)
+    return score(ex, config) is not None and ex.fits(placement) and is_current(ex, now_ms)
 
 
 def score(ex: ExecutorState, config: SchedulerConfig) -> _Score | None:
@@ -130,7 +137,9 @@ def score(ex: ExecutorState, config: SchedulerConfig) -> _Score | None:
     inflight = ex.live_roots
     headroom = ex.usable_contexts(config.executor_max_inflight) - inflight
     runnable = ex.runnable
-    watermark = config.executor_memory_high_watermark
+    watermark = ex.memory_high_watermark
+    if watermark is None:
+        watermark = config.executor_memory_high_watermark
     if (
         ex.sealed
         or ex.closed
@@ -158,13 +167,14 @@ _Entry = tuple[int, int, int, ExecutorId, int, ExecutorState]
 
 
 class ExecutorIndex:
-    """All executors, and the best eligible one for a bundle."""
+    """All executors, and the best eligible one for a placement."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._sample_size = config.executor_selection_sample_size
         self.executors: dict[ExecutorId, ExecutorState] = {}
-        self._heaps: dict[Digest | None, list[_Entry]] = {}
+        self._heaps: dict[Placement | PoolName, list[_Entry]] = {}
+        """By what they are bound to; those bound to nothing by their pool."""
         self._touched: list[ExecutorState] = []
         """Executors whose entry is out of date; entered anew before the next choice, so that many changes in one turn
         cost one entry."""
@@ -187,8 +197,8 @@ class ExecutorIndex:
             self._touched.remove(ex)
         ex.touched = True  # what still changes in it is of no interest here
         ex.version += 1
-        for digest in list(self._heaps):
-            self._prune(digest)
+        for key in list(self._heaps):
+            self._prune(key)
         self._blocked = [entry for entry in self._blocked if entry[2] is not ex]
         heapify(self._blocked)
         return ex
@@ -199,7 +209,7 @@ class ExecutorIndex:
             ex.touched = True
             self._touched.append(ex)
 
-    def select(self, digest: Digest, now_ms: int) -> ExecutorState | None:
+    def select(self, placement: Placement, now_ms: int) -> ExecutorState | None:
         """The best eligible executor, or None. Takes nothing: the caller reserves and calls `touch`."""
         blocked = self._blocked
         while blocked and blocked[0][0] <= now_ms:
@@ -209,24 +219,24 @@ class ExecutorIndex:
             for ex in touched:
                 self._enter(ex)
         if self._sample_size:
-            return self._select_sampled(digest, now_ms)
-        return self._first(digest, now_ms)
+            return self._select_sampled(placement, now_ms)
+        return self._first(placement, now_ms)
 
-    def select_other(self, digest: Digest, now_ms: int, ex: ExecutorState) -> ExecutorState | None:
+    def select_other(self, placement: Placement, now_ms: int, ex: ExecutorState) -> ExecutorState | None:
         """The usual choice among the others (X30)."""
         closed, ex.closed = ex.closed, True
         self.touch(ex)
-        found = self.select(digest, now_ms)
+        found = self.select(placement, now_ms)
         ex.closed = closed
         self.touch(ex)
         return found
 
-    def _first(self, digest: Digest, now_ms: int) -> ExecutorState | None:
-        """The eligible executor whose entry is smallest, bound to the bundle or to none."""
-        bound = self._peek(digest, now_ms)
-        if None not in self._heaps:
+    def _first(self, placement: Placement, now_ms: int) -> ExecutorState | None:
+        """The eligible executor whose entry is smallest, bound to the placement or to nothing yet."""
+        bound = self._peek(placement, now_ms)
+        if placement.pool not in self._heaps:
             return None if bound is None else bound[5]
-        free = self._peek(None, now_ms)
+        free = self._peek(placement.pool, now_ms)
         if bound is None or free is None:
             best = bound or free
             return None if best is None else best[5]
@@ -238,27 +248,28 @@ class ExecutorIndex:
         standing = score(ex, self._config)
         if standing is None:
             return
-        heap = self._heaps.get(ex.digest)
+        key = ex.pool if ex.placement is None else ex.placement
+        heap = self._heaps.get(key)
         if heap is None:
-            heap = self._heaps[ex.digest] = []
+            heap = self._heaps[key] = []
         if self._sample_size:
             self._entered += 1
             heappush(heap, (self._entered, 0, 0, ex.executor_id, ex.version, ex))
         else:
             heappush(heap, (*standing, ex.version, ex))
         if len(heap) > 64 + 4 * len(self.executors):
-            self._prune(ex.digest)
+            self._prune(key)
 
-    def _prune(self, digest: Digest | None) -> None:
-        heap = [entry for entry in self._heaps[digest] if entry[4] == entry[5].version]
+    def _prune(self, key: Placement | PoolName) -> None:
+        heap = [entry for entry in self._heaps[key] if entry[4] == entry[5].version]
         if heap:
             heapify(heap)
-            self._heaps[digest] = heap
+            self._heaps[key] = heap
         else:
-            del self._heaps[digest]
+            del self._heaps[key]
 
-    def _peek(self, digest: Digest | None, now_ms: int) -> _Entry | None:
-        heap = self._heaps.get(digest)
+    def _peek(self, key: Placement | PoolName, now_ms: int) -> _Entry | None:
+        heap = self._heaps.get(key)
         while heap:
             entry = heap[0]
             ex = entry[5]
@@ -271,12 +282,12 @@ class ExecutorIndex:
             heappop(heap)
         return None
 
-    def _select_sampled(self, digest: Digest, now_ms: int) -> ExecutorState | None:
+    def _select_sampled(self, placement: Placement, now_ms: int) -> ExecutorState | None:
         """Score the next N eligible executors and send them to the back, so that all get their share."""
         best: ExecutorState | None = None
         best_score: _Score | None = None
         for _ in range(self._sample_size):
-            ex = self._first(digest, now_ms)
+            ex = self._first(placement, now_ms)
             if ex is None:
                 break
             ex.version += 1

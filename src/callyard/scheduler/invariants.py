@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from callyard.ids import CallId, ExecutorId, TaskId
+from callyard.policy.waits import find_stuck
 from callyard.scheduler.cache import KEY_BYTES
 from callyard.scheduler.calls import DONE, READY, RUNNING, WAITING, Call
 from callyard.scheduler.seats import Seat, ancestors
+from callyard.scheduler.subcalls import home_of
 from callyard.scheduler.tasks import Task
-from callyard.scheduler.waits import find_stuck, groups_of
+from callyard.scheduler.waits import groups_of
 
 if TYPE_CHECKING:
     from callyard.scheduler.core import Scheduler
@@ -41,7 +43,7 @@ def check(scheduler: Scheduler) -> None:
     assert len(waiting) == sum(not task.active for task in scheduler._tasks.values()), "waiting_iff_inactive"
     assert len(waiting) <= scheduler._config.waiting_tasks_max, "waiting_tasks_max"
     assert all(scheduler._slots.waiting.values()), "no_empty_queue"
-    in_rings = [task for ring in scheduler._turns.rings.values() for task in ring]
+    in_rings = [lane.task for ring in scheduler._turns.rings.values() for lane in ring]
     assert all(scheduler._turns.rings.values()), "no_empty_ring"
     assert all(scheduler._tasks.get(task.task_id) is task for task in in_rings), "ring_tasks_live"
     dirty = [task for task in scheduler._tasks.values() if task.dirty]
@@ -112,9 +114,12 @@ def _check_executors(scheduler: Scheduler) -> None:
         assert ex.live_roots <= scheduler._config.executor_max_inflight, f"executor_max_inflight: {executor_id}"
         assert ex.waiting == waiting[executor_id], f"waiting_counts: {executor_id}"
         assert ex.draining_subcalls <= ex.draining, f"draining_subcalls: {executor_id}"
-        assert ex.digest is not None or not ex.live, f"bound_iff_used: {executor_id}"
+        assert ex.placement is not None or not (ex.live or ex.draining), f"bound_iff_used: {executor_id}"
         for call_id in ex.live:
-            assert scheduler._calls[call_id].target.digest == ex.digest, f"one_bundle: {executor_id}"
+            call = scheduler._calls[call_id]
+            wanted = call.target.place(call.task.plan.tenant)
+            assert call.placement == ex.placement == wanted, f"placement_fits: {call_id} at {executor_id}"
+        assert ex.placement is None or ex.placement.pool == ex.pool, f"placement_fits: {executor_id}"
 
 
 def _check_subcall_queues(scheduler: Scheduler) -> None:
@@ -125,9 +130,15 @@ def _check_subcall_queues(scheduler: Scheduler) -> None:
         here = [call for call in ex.subcalls if call.queued]
         for call in here:
             assert call.parent is not None, f"queued_at_home: {call.call_id}"
-            assert call.parent.executor is ex, f"queued_at_home: {call.call_id}"
+            assert home_of(call) is ex, f"queued_at_home: {call.call_id}"
         assert not here or ex.in_ring or ex in blocked, f"queued_subcalls_take_turns: {executor_id}"
         queued |= {call.call_id for call in here}
+    for placement, strays in scheduler._subcalls.strays.items():
+        for call in strays:
+            if call.queued:
+                assert call.placement == placement, f"stray_by_placement: {call.call_id}"
+                assert home_of(call) is None, f"stray_has_no_home: {call.call_id}"
+                queued.add(call.call_id)
     known = {call.call_id for call in scheduler._calls.values() if call.parent is not None and call.queued}
     assert queued == known, "queued_at_home"
 
@@ -168,12 +179,12 @@ def _check_seats(scheduler: Scheduler) -> None:
 def _check_exclusives(scheduler: Scheduler) -> None:
     exclusives, executors = scheduler._exclusives, scheduler._index.executors
     waiting = [call for call in scheduler._calls.values() if call.ties is not None and call.ties.awaits_executor]
-    assert exclusives.count == len(waiting), "exclusive_waiting"
-    assert all(call in exclusives.waiting[call.target.digest] for call in waiting), "exclusive_waiting"
+    assert exclusives.count() == len(waiting), "exclusive_waiting"
+    assert all(call in exclusives.waiting[call.placement] for call in waiting), "exclusive_waiting"
     assert exclusives.reserved.keys() <= exclusives.waiting.keys(), "reserved_for_waiting"
-    for digest, ex in exclusives.reserved.items():
-        assert executors.get(ex.executor_id) is ex, f"reserved_is_known: {digest}"
-        assert ex.closed, f"reserved_is_closed: {digest}"
+    for placement, ex in exclusives.reserved.items():
+        assert executors.get(ex.executor_id) is ex, f"reserved_is_known: {placement}"
+        assert ex.closed, f"reserved_is_closed: {placement}"
     for call in scheduler._calls.values():
         holder = call.executor
         if holder is not None and call.parent is None and call.target.exclusive:
@@ -187,11 +198,17 @@ def _check_task(scheduler: Scheduler, task: Task, calls: list[Call]) -> None:
     inflight = sum(call.executor is not None for call in roots)
     maximum = scheduler._config.task_max_inflight_calls
     assert task.inflight == inflight <= maximum, f"task_max_inflight_calls: {name}"
-    assert all(call.queued for call in task.ready), f"ready_is_queued: {name}"
-    assert len(task.ready) == sum(call.queued for call in roots), f"queued_is_ready: {name}"
-    assert sum(task in ring for ring in scheduler._turns.rings.values()) == task.in_ring, f"in_one_ring: {name}"
-    if task.active and task.ready and task.stop_reason is None and inflight < maximum:
-        assert task.in_ring, f"ready_takes_turns: {name}"
+    standing = [call for lane in task.lanes.values() for call in lane.calls]
+    assert all(call.queued for call in standing), f"ready_is_queued: {name}"
+    assert len(standing) == sum(call.queued for call in roots), f"queued_is_ready: {name}"
+    for placement, lane in task.lanes.items():
+        assert (lane.task, lane.placement) == (task, placement), f"lane_is_its_task_s: {name}"
+        assert all(call.placement == placement for call in lane.calls), f"one_lane: {name}"
+        here = [ring for ring in scheduler._turns.rings.values() if lane in ring]
+        own = [scheduler._turns.rings[placement]] if lane.in_ring else []
+        assert here == own, f"in_one_ring: {name}"
+        if task.active and lane.calls and task.stop_reason is None and inflight < maximum:
+            assert lane.in_ring, f"ready_takes_turns: {name}"
     unended = sum(batch.remaining for batch in task.batches.values())
     assert task.total_count - task.terminal_count == unended, f"remaining: {name}"
     assert task.failed_count <= task.terminal_count, f"failed_are_terminal: {name}"

@@ -29,7 +29,7 @@ from callyard.scheduler.executors import ExecutorIndex, ExecutorState
 from callyard.scheduler.flights import PASSED_ON
 from callyard.scheduler.seats import Seats
 from callyard.scheduler.slots import TaskSlots
-from callyard.scheduler.subcalls import SubcallQueues, mark_disturbed, ties_of
+from callyard.scheduler.subcalls import SubcallQueues, is_ending, mark_disturbed, ties_of
 from callyard.scheduler.tasks import Task
 from callyard.scheduler.turns import Turns
 
@@ -63,8 +63,9 @@ class CallLives:
         self._seats = Seats()
         self._exclusives = Exclusives(self._index, self._turns.may_take)
         self._subcall_ring = self._subcalls.ring
+        self._strays = self._subcalls.strays
         self._waiting_exclusives = self._exclusives.waiting
-        """Both empty in nearly every decision: to ask them costs no more than that."""
+        """All empty in nearly every decision: to ask them costs no more than that."""
         self._counts: Counter[str] = Counter()
         self._unfinished = False
         """The last decision set aside as many calls as one may: there is more to decide."""
@@ -132,6 +133,7 @@ class CallLives:
         if outcome is Outcome.NOT_RUN and call.effect_unknown:
             outcome = Outcome.UNKNOWN
         final = msgspec.structs.replace(failure, attempts=call.attempt_count, outcome=outcome)
+        final = _with_effect(call, final)
         return self._finish(call, CallResult(call.index, None, final, call.attempt_count, notes))
 
     def _requeue_unbegun(self, call: Call) -> Sequence[SchedulerCommand]:
@@ -156,19 +158,20 @@ class CallLives:
         """To the head of its queue."""
         self._mark_dirty(call.task)
         if call.parent is not None:
-            if not ties_of(call).orphaned:  # else it is about to end with its parent
+            if not is_ending(call):
                 self._subcalls.add(call, first=True)
             return
         call.queued = True
-        call.task.ready.appendleft(call)
-        self._turns.enter(call.task)
+        lane = call.task.lane_of(call.placement)
+        lane.calls.appendleft(call)
+        self._turns.enter(lane)
 
     def _enqueue_all(self, calls: Iterable[Call]) -> None:
         for call in calls:
             self._enqueue(call)
 
     def _finish_stopped(self, call: Call, reason: StopReason, *, begun: bool = False) -> Sequence[SchedulerCommand]:
-        failure = describe_stop(call, reason, begun=begun)
+        failure = _with_effect(call, describe_stop(call, reason, begun=begun))
         return self._finish(call, CallResult(call.index, None, failure, call.attempt_count))
 
     def _release(self, call: Call) -> c.UnbindCall:
@@ -209,8 +212,8 @@ class CallLives:
             return
         task = call.task
         task.inflight -= 1
-        if not task.in_ring:
-            self._turns.enter(task)
+        if task.held_back:
+            self._turns.enter_all(task)
 
     def _drain(self, call: Call, ex: ExecutorState) -> None:
         """Its live reservation becomes a draining one, until the executor's terminal frame."""
@@ -226,9 +229,9 @@ class CallLives:
         self._index.touch(ex)
 
     def _free_unused(self, ex: ExecutorState) -> None:
-        """Nothing was ever sent to it: it is bound to no bundle after all."""
+        """Nothing was ever sent to it: it is bound to no placement after all."""
         if not (ex.has_served or ex.live or ex.draining):
-            ex.digest = None
+            ex.placement = None
 
     def _release_stale(self, executor_id: ExecutorId, call_id: CallId, attempt_seq: int) -> list[SchedulerCommand]:
         """A terminal frame of an attempt that counts no more frees the reservation that still drains for it."""
@@ -363,3 +366,11 @@ class CallLives:
         ex = parent.executor
         assert ex is not None, f"{parent.call_id} is to be resumed, but holds no reservation"
         return c.ResumeParent(parent.call_id, ex.executor_id, parent.attempt_seq, request_id, output, failure, used_ms)
+
+
+def _with_effect(call: Call, failure: CallFailure) -> CallFailure:
+    """With `details.effect_below` where whoever holds the retries must know that another attempt is not safe, whatever
+    the function's own promise: this one had a call below it that must not run twice (X64)."""
+    if call.ties is None or not call.ties.effect_below or failure.outcome is not Outcome.UNKNOWN:
+        return failure
+    return msgspec.structs.replace(failure, details={**failure.details, "effect_below": True})

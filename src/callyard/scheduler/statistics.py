@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from callyard.ids import Digest, ExecutorId
+from callyard.ids import ExecutorId
+from callyard.scheduler.placement import Placement
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True):
@@ -45,10 +46,12 @@ class TaskProgress(msgspec.Struct, frozen=True, gc=False):
     inflight: int
 
 
-class BundleDemand(msgspec.Struct, frozen=True):
-    """Which bundles lack executors; true between turns."""
+class Demand(msgspec.Struct, frozen=True):
+    """Which placements lack executors; true between turns."""
 
-    unmet: list[Digest]
-    """Bundles with calls that may be bound, and that no executor may take now."""
-    bound: dict[ExecutorId, Digest | None]
-    """Every executor, and the bundle that it is bound to; None: none yet."""
+    unmet: list[Placement]
+    """Those of root calls that may be bound, and that no executor may take now."""
+    stranded: list[Placement]
+    """Those of subcalls that no executor may ever take as things stand: what holds the executors may wait for them."""
+    bound: dict[ExecutorId, Placement | None]
+    """Every executor, and what it is bound to; None: nothing yet."""

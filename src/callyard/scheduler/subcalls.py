@@ -1,9 +1,12 @@
 """Calls made by calls: what refuses one, what it may spend, and the queues from which they are bound.
 
-A subcall is bound to its parent's executor, past every filter, as long as the parent holds a live reservation there:
-whatever else is full, a call in flight can always go on, and nesting never deadlocks. What the bind itself refuses (a
-full outbox) stays at the head of that executor's queue until its block is over. Ancestry is the scheduler's own tree;
-nothing that an executor says of it is believed. Source: call-execution X24-X30, X64, X65, X80.
+A subcall has a *home*: the executor of the nearest call above it that is of the same pool, which is its parent's where
+both are of one. It is bound there past every filter, as long as that call holds a live reservation: whatever else is
+full, a call in flight can always go on, and nesting never deadlocks, from pool to pool neither. What the bind itself
+refuses (a full outbox) stays at the head of that executor's queue until its block is over. The first of a family in a
+pool is a *stray*: it takes any executor there whose placement fits, past every filter too; while there is none it is
+stranded, and the shell must bring one. Ancestry is the scheduler's own tree; nothing that an executor says of it is
+believed. Source: call-execution X24-X30, X64, X65, X80.
 """
 
 from __future__ import annotations
@@ -16,25 +19,52 @@ from callyard.scheduler.batches import is_keyed
 from callyard.scheduler.calls import Call, FunctionTarget, Ties
 from callyard.scheduler.events import SubcallRequested
 from callyard.scheduler.executors import ExecutorState
+from callyard.scheduler.placement import Placement
 from callyard.scheduler.seats import ancestors
 
 
 class SubcallQueues:
-    """READY subcalls, by the executor of their parent; executors with one to bind take turns."""
+    """READY subcalls, by their home; executors with one to bind take turns. Strays, by their placement."""
 
     def __init__(self) -> None:
         self.ring: deque[ExecutorState] = deque()
         self._blocked: list[ExecutorState] = []
         """Those that refused, until a timer, a snapshot or a freed context."""
+        self.strays: dict[Placement, deque[Call]] = {}
+        self.strayed = 0
+        """Strays so far; a change during a look tells that there is more to look at."""
 
     def add(self, call: Call, *, first: bool = False) -> None:
         home = home_of(call)
         call.queued = True
-        if first:
-            home.subcalls.appendleft(call)
+        if home is None:
+            queue = self.strays.setdefault(call.placement, deque())
+            self.strayed += 1
         else:
-            home.subcalls.append(call)
-        self.enter(home)
+            queue = home.subcalls
+        if first:
+            queue.appendleft(call)
+        else:
+            queue.append(call)
+        if home is not None:
+            self.enter(home)
+
+    def stray(self, placement: Placement) -> Call | None:
+        """The next stray of a placement; those that ended where they stood are gone."""
+        queue = self.strays.get(placement)
+        while queue:
+            if queue[0].queued:
+                return queue[0]
+            queue.popleft()
+        self.strays.pop(placement, None)
+        return None
+
+    def pop_stray(self, placement: Placement) -> None:
+        """The head was bound, or set aside."""
+        queue = self.strays[placement]
+        queue.popleft().queued = False
+        if not queue:
+            del self.strays[placement]
 
     def enter(self, ex: ExecutorState) -> None:
         """Look at this executor's subcalls again. A second time changes nothing."""
@@ -69,7 +99,7 @@ class SubcallQueues:
         self.ring.rotate(-1)
 
     def remove(self, ex: ExecutorState) -> None:
-        """The executor is gone, and with it the parents of what stood there."""
+        """The executor is gone, and with it the calls that made it the home of what stood there."""
         ex.subcalls.clear()
         if ex.in_ring:
             self.ring.remove(ex)
@@ -77,12 +107,19 @@ class SubcallQueues:
         self._blocked = [other for other in self._blocked if other is not ex]
 
 
-def home_of(call: Call) -> ExecutorState:
-    """The executor of its parent."""
-    assert call.parent is not None
-    home = call.parent.executor
-    assert home is not None, f"the parent of {call.call_id} holds no reservation"
-    return home
+def home_of(call: Call) -> ExecutorState | None:
+    """The executor of the nearest call above it of its pool; None: it is the first of its family there."""
+    for above in ancestors(call):
+        if above.placement.pool == call.placement.pool:
+            home = above.executor
+            assert home is not None, f"{above.call_id}, above {call.call_id}, holds no reservation"
+            return home
+    return None
+
+
+def is_ending(call: Call) -> bool:
+    """A call above the subcall has lost its reservation: it is about to end with that one."""
+    return ties_of(call).orphaned or any(above.executor is None for above in ancestors(call))
 
 
 def ties_of(call: Call) -> Ties:
@@ -119,11 +156,9 @@ def refuse(parent: Call, event: SubcallRequested, depth_max: int) -> CallFailure
         if is_equal(above, target, event.args):
             return _deny("cycle", f"{name} was called with these arguments above: {above.call_id} waits for itself")
     root = family[-1].target
-    if target.exclusive and not root.exclusive:
-        message = (
-            f"{name} is exclusive, but {root.function_id}, which began this, shares its process: make it exclusive"
-        )
-        return _deny("exclusive", message)
+    if target.exclusive and not (root.exclusive and root.pool == target.pool):
+        own = "shares its process: make it exclusive" if not root.exclusive else f"has one in pool {root.pool} only"
+        return _deny("exclusive", f"{name} is exclusive, but {root.function_id}, which began this, {own}")
     if parent.budget_ms and budget_left_ms(parent) <= 0:
         message = f"{name} was not called: {parent.target.function_id} has used its {parent.budget_ms} ms"
         return fail(ErrorKind.TIMEOUT, message, outcome=Outcome.NOT_RUN, limit="budget_ms")
@@ -169,6 +204,7 @@ def build_subcall(parent: Call, event: SubcallRequested, number: int) -> Call:
         batch=parent.batch,
         index=parent.index,
         target=target,
+        placement=target.place(parent.task.plan.tenant),
         args=event.args,
         strings=False,
         max_attempts=1,

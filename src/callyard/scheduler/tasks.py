@@ -9,6 +9,7 @@ import msgspec
 
 from callyard.ids import TaskId, Tenant
 from callyard.scheduler.calls import Call, CallResult, StopReason
+from callyard.scheduler.placement import Placement
 
 if TYPE_CHECKING:
     from callyard.scheduler.flights import Sharing
@@ -54,18 +55,28 @@ class Batch(msgspec.Struct, eq=False):
     """Subcalls below its root calls that are not DONE."""
 
 
+class Lane(msgspec.Struct, eq=False):
+    """A task's READY root calls of one placement, so that no call waits behind one that runs elsewhere."""
+
+    task: Task
+    placement: Placement
+    calls: deque[Call]
+    """Those that may be bound, in order."""
+    in_ring: bool = False
+    """In the ring of lanes that take turns."""
+
+
 class Task(msgspec.Struct, eq=False):
     """State of one task. Only the scheduler changes it."""
 
     plan: TaskPlan
-    ready: deque[Call]
-    """READY calls that may be bound, in order."""
     batches: dict[int, Batch]
     """Batches that have not settled."""
+    lanes: dict[Placement, Lane] = {}
     active: bool = False
     """In the call phase: holds a slot, or needs none."""
-    in_ring: bool = False
-    """In the ring of tasks that take turns."""
+    held_back: bool = False
+    """A lane of it left its ring, or did not enter it, since the task had as many calls in flight as it may."""
     inflight: int = 0
     """Root calls RUNNING or WAITING."""
     total_count: int = 0
@@ -93,6 +104,12 @@ class Task(msgspec.Struct, eq=False):
     @property
     def task_id(self) -> TaskId:
         return self.plan.task_id
+
+    def lane_of(self, placement: Placement) -> Lane:
+        lane = self.lanes.get(placement)
+        if lane is None:
+            lane = self.lanes[placement] = Lane(self, placement, deque())
+        return lane
 
     @property
     def is_over(self) -> bool:

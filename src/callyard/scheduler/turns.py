@@ -1,7 +1,7 @@
-"""Whose turn it is: active tasks with ready calls, in rings by the bundle of their next call.
+"""Whose turn it is: lanes with ready calls of active tasks, in rings by their placement.
 
-Bundles take turns, and within a bundle tasks do, one bind each. A task that stopped, is at its limit, or whose next
-call belongs to another bundle leaves its ring when its turn comes: nothing is searched in between.
+Placements take turns, and within one lanes do, one bind each; a lane is a task's ready calls of that placement. A lane
+of a task that stopped, or is at its limit, leaves its ring when its turn comes: nothing is searched in between.
 Source: call-execution X17 (without `instance_fairness`), X23.
 """
 
@@ -9,28 +9,36 @@ from __future__ import annotations
 
 from collections import deque
 
-from callyard.ids import Digest
-from callyard.scheduler.tasks import Task
+from callyard.scheduler.placement import Placement
+from callyard.scheduler.tasks import Lane, Task
 
 
 class Turns:
-    """The rings. `Task.in_ring` is kept here alone."""
+    """The rings. `Lane.in_ring` and `Task.held_back` are kept here alone."""
 
     def __init__(self, task_inflight_max: int) -> None:
         self._task_inflight_max = task_inflight_max
-        self.rings: dict[Digest, deque[Task]] = {}
+        self.rings: dict[Placement, deque[Lane]] = {}
         self.entries = 0
-        """Entries so far; a change during a look tells that a task moved to another bundle's ring."""
+        """Entries so far; a change during a look tells that there is more to look at."""
 
-    def enter(self, task: Task) -> None:
-        """Give the task its turns, if it has something to bind. A second time changes nothing."""
-        if not task.in_ring and task.active and self._can_bind(task):
-            task.in_ring = True
-            self.entries += 1
-            self.rings.setdefault(task.ready[0].target.digest, deque()).append(task)
+    def enter(self, lane: Lane) -> None:
+        """Give the lane its turns, if it has something to bind. A second time changes nothing."""
+        task = lane.task
+        if lane.in_ring or not lane.calls or not task.active or task.stop_reason is not None:
+            return
+        if task.inflight >= self._task_inflight_max:
+            task.held_back = True
+            return
+        lane.in_ring = True
+        self.entries += 1
+        self.rings.setdefault(lane.placement, deque()).append(lane)
 
-    def _can_bind(self, task: Task) -> bool:
-        return bool(task.ready) and task.stop_reason is None and task.inflight < self._task_inflight_max
+    def enter_all(self, task: Task) -> None:
+        """The same for each lane of a task that may bind again."""
+        task.held_back = False
+        for lane in task.lanes.values():
+            self.enter(lane)
 
     def may_take(self, task: Task) -> bool:
         """Whether a call of the task that stands elsewhere may be bound."""
@@ -38,41 +46,41 @@ class Turns:
 
     def leave(self, task: Task) -> None:
         """Of a task that ended before its turn came."""
-        if not task.in_ring:
-            return
-        for digest, ring in self.rings.items():
-            if task in ring:
-                ring.remove(task)
+        for lane in task.lanes.values():
+            if lane.in_ring:
+                ring = self.rings[lane.placement]
+                ring.remove(lane)
+                lane.in_ring = False
                 if not ring:
-                    del self.rings[digest]
-                break
-        task.in_ring = False
+                    del self.rings[lane.placement]
 
-    def bundles(self) -> list[Digest]:
-        """Bundles with calls to bind, in turn."""
+    def placements(self) -> list[Placement]:
+        """Placements with calls to bind, in turn."""
         return list(self.rings)
 
-    def head(self, digest: Digest) -> Task | None:
-        """The task whose turn it is in a bundle's ring, after those with nothing to bind have left it."""
-        ring = self.rings[digest]
+    def head(self, placement: Placement) -> Lane | None:
+        """The lane whose turn it is in a placement's ring, after those with nothing to bind have left it."""
+        ring = self.rings[placement]
         while ring:
-            task = ring[0]
-            if self._can_bind(task) and task.ready[0].target.digest == digest:
-                return task
+            lane = ring[0]
+            task = lane.task
+            if lane.calls and task.stop_reason is None:
+                if task.inflight < self._task_inflight_max:
+                    return lane
+                task.held_back = True
             ring.popleft()
-            task.in_ring = False
-            self.enter(task)
-        del self.rings[digest]
+            lane.in_ring = False
+        del self.rings[placement]
         return None
 
-    def pass_on(self, digest: Digest) -> None:
-        """The head took its turn: its task and its bundle go to the end, if they have more."""
-        ring = self.rings[digest]
-        if not ring[0].ready:
+    def pass_on(self, placement: Placement) -> None:
+        """The head took its turn: its lane and its placement go to the end, if they have more."""
+        ring = self.rings[placement]
+        if not ring[0].calls:
             ring.popleft().in_ring = False
         elif len(ring) > 1:
             ring.rotate(-1)
         if not ring:
-            del self.rings[digest]
+            del self.rings[placement]
         elif len(self.rings) > 1:
-            self.rings[digest] = self.rings.pop(digest)
+            self.rings[placement] = self.rings.pop(placement)

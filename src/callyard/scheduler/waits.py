@@ -8,15 +8,13 @@ nothing more when one of them can end by itself. Source: call-execution X67, X81
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from callyard.policy import waits
 from callyard.scheduler.calls import DONE, READY, Call
 
-Groups = Sequence[Sequence[Call]]
-"""Of each group one call must end."""
 
-
-def groups_of(call: Call) -> Groups:
+def groups_of(call: Call) -> waits.Groups[Call]:
     """What the call waits for now; what is being stopped, or will never run since its task is, ends anyway."""
     ties = call.ties
     if ties is None or call.state is DONE or call.stopping is not None:
@@ -34,30 +32,4 @@ def groups_of(call: Call) -> Groups:
 
 def can_end(call: Call, any_of: Sequence[Call]) -> bool:
     """Whether `call` comes to its end if it waits for any one of these."""
-    if any(not groups_of(one) for one in any_of):
-        return True
-    waits = _collect(any_of, {call: (any_of,)})
-    return call not in find_stuck(waits)
-
-
-def _collect(start: Iterable[Call], waits: dict[Call, Groups]) -> dict[Call, Groups]:
-    found = list(start)
-    while found:
-        call = found.pop()
-        if call not in waits:
-            groups = waits[call] = groups_of(call)
-            found += [one for group in groups for one in group]
-    return waits
-
-
-def find_stuck(waits: dict[Call, Groups]) -> set[Call]:
-    """Those of these calls that would wait for ever."""
-    stuck = dict.fromkeys(reversed(waits))
-    freed = True
-    while freed:
-        freed = False
-        for call in list(stuck):
-            if all(any(one not in stuck for one in group) for group in waits[call]):
-                del stuck[call]
-                freed = True
-    return set(stuck)
+    return waits.can_end(call, any_of, groups_of)

@@ -63,6 +63,7 @@ def check_end(scheduler: Scheduler, jobs: Sequence[Job], effects: SideEffects) -
     assert statistics.finished == sum(len(job.results) for job in jobs), "finished_counts"
     assert not scheduler._turns.rings, "rings_empty"
     assert not scheduler._subcalls.ring, "subcall_ring_empty"
+    assert not scheduler.demand().stranded, "strays_empty"
     assert not scheduler._seats.lines, "lines_empty"
     assert not scheduler._seats.draining, "seats_empty"
     assert not scheduler._exclusives.waiting, "exclusives_empty"

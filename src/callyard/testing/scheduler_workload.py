@@ -14,9 +14,12 @@ from callyard.policy.credit import CreditWindow, ReorderBuffer
 from callyard.scheduler.calls import CallResult, FunctionTarget, NewCall
 from callyard.scheduler.commands import ConvergeTaskCalls
 from callyard.scheduler.config import SchedulerConfig
+from callyard.scheduler.placement import DEFAULT_POOL, PoolName
 from callyard.scheduler.tasks import TaskPlan
 from callyard.testing.executors import Ask, Script
 
+FAR: Final = PoolName("far")
+"""The named pool, in seeds that have one."""
 PROMISES: Final[Mapping[str, Mapping[str, Any]]] = {
     "plain": {},
     "idempotent": {"idempotent": True},
@@ -25,10 +28,44 @@ PROMISES: Final[Mapping[str, Mapping[str, Any]]] = {
     "other": {"max_concurrency": 1},
     "few": {"max_concurrency": 2, "pure": True, "idempotent": True},
     "alone": {"exclusive": True},
+    "far": {"pool": FAR},
+    "far pure": {"pool": FAR, "pure": True, "idempotent": True},
+    "far single": {"pool": FAR, "max_concurrency": 1},
+    "far alone": {"pool": FAR, "exclusive": True},
 }
 """The functions of every bundle."""
 ARGS: Final = (b"[0]", b"[1]", b"[2]")
 """Few, so that there are equal calls and cycles."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What calls of one seed may be of."""
+
+    digests: tuple[Digest, ...] = (Digest("digest-0"),)
+    pools: tuple[PoolName, ...] = (DEFAULT_POOL,)
+    confined: tuple[PoolName, ...] = ()
+    """Those of the pools in which an executor serves one tenant."""
+
+    @classmethod
+    def draw(cls, rng: Random) -> Offer:
+        pools = rng.choice(((DEFAULT_POOL,), (DEFAULT_POOL, FAR)))
+        return cls(
+            digests=tuple(Digest(f"digest-{n}") for n in range(rng.choice((1, 1, 2)))),
+            pools=pools,
+            confined=tuple(pool for pool in pools if rng.random() < 0.4),
+        )
+
+    @property
+    def is_shared(self) -> bool:
+        """There is more than one placement in a pool: executors must be exchanged."""
+        return len(self.digests) > 1 or bool(self.confined)
+
+    def names(self, among: tuple[str, ...] = tuple(PROMISES)) -> list[str]:
+        return [name for name in among if PROMISES[name].get("pool", DEFAULT_POOL) in self.pools]
+
+    def target(self, name: str, digest: Digest) -> FunctionTarget:
+        pool = PROMISES[name].get("pool", DEFAULT_POOL)
+        return FunctionTarget(FunctionId(name), digest, f"m:{name}", **PROMISES[name], confined=pool in self.confined)
 
 
 class Faults(msgspec.Struct):
@@ -115,7 +152,7 @@ def draw_config(rng: Random) -> SchedulerConfig:
     )
 
 
-def draw_job(number: int, digests: list[Digest], faults: Faults, rng: Random) -> Job:
+def draw_job(number: int, offer: Offer, faults: Faults, rng: Random) -> Job:
     plan = TaskPlan(
         task_id=TaskId(f"task-{number}"),
         tenant=Tenant(f"tenant-{rng.randint(0, 2)}"),
@@ -129,26 +166,22 @@ def draw_job(number: int, digests: list[Digest], faults: Faults, rng: Random) ->
     )
     return Job(
         plan=plan,
-        rows=[_draw_row(index, digests, faults, rng) for index in range(rng.choice((0, 1, 7, 40, 250)))],
+        rows=[_draw_row(index, offer, faults, rng) for index in range(rng.choice((0, 1, 7, 40, 250)))],
         batch_rows=rng.choice((1, 3, 8)),
         window=CreditWindow(rng.randint(1, 6)),
         reorder=ReorderBuffer(rng.choice((0, 4_000, 1 << 20)), ordered=rng.random() < 0.8),
     )
 
 
-def _draw_row(index: int, digests: list[Digest], faults: Faults, rng: Random) -> NewCall:
+def _draw_row(index: int, offer: Offer, faults: Faults, rng: Random) -> NewCall:
     if rng.random() < faults.bad_row:
         return NewCall(index, None, b"", failure=fail(ErrorKind.SCHEMA, "a bad line"))
-    names = ("plain", "idempotent", "plain", "idempotent", *PROMISES)
-    return NewCall(index, target_of(rng.choice(names), rng.choice(digests)), draw_args(index, rng))
+    names = ("plain", "idempotent", "plain", "idempotent", *offer.names())
+    return NewCall(index, offer.target(rng.choice(names), rng.choice(offer.digests)), draw_args(index, rng))
 
 
 def draw_args(index: int, rng: Random) -> bytes:
     return rng.choice((*ARGS, b"[%d]" % (index + len(ARGS))))
-
-
-def target_of(name: str, digest: Digest) -> FunctionTarget:
-    return FunctionTarget(FunctionId(name), digest, f"m:{name}", **PROMISES[name])
 
 
 def output_of(function_id: FunctionId, args: bytes) -> bytes:
@@ -156,7 +189,7 @@ def output_of(function_id: FunctionId, args: bytes) -> bytes:
     return f"{function_id}{args.decode()}".encode()
 
 
-def draw_script(faults: Faults, rng: Random, target: FunctionTarget, args: bytes, depth: int) -> Script:
+def draw_script(faults: Faults, rng: Random, target: FunctionTarget, args: bytes, depth: int, offer: Offer) -> Script:
     """What one attempt does."""
     stretches = tuple(rng.choice((0, 1, 5, 30)) for _ in range(rng.choice((1, 1, 1, 2, 3))))
     script = Script(
@@ -167,7 +200,7 @@ def draw_script(faults: Faults, rng: Random, target: FunctionTarget, args: bytes
     )
     change = msgspec.structs.replace
     if rng.random() < (0.5, 0.5, 0.3)[min(depth, 2)]:
-        asks = tuple(_draw_ask(target, rng) for _ in range(rng.choice((1, 1, 1, 2, 4))))
+        asks = tuple(_draw_ask(target, offer, rng) for _ in range(rng.choice((1, 1, 1, 2, 4))))
         stretches = script.stretches_ms if len(script.stretches_ms) == 2 else (1, 1)
         script = change(script, stretches_ms=stretches, requests=rng.choice((0, 0, 1)), asks=asks)
         script = change(script, hands_on=rng.random() < faults.fails)
@@ -181,7 +214,7 @@ def draw_script(faults: Faults, rng: Random, target: FunctionTarget, args: bytes
     return change(script, ignores_cancel=rng.random() < faults.ignores_cancel)
 
 
-def _draw_ask(parent: FunctionTarget, rng: Random) -> Ask:
-    names = ("pure", "pure", "few", "few", "plain") if parent.pure else tuple(PROMISES)
-    target = None if rng.random() < 0.03 else target_of(rng.choice(names), parent.digest)
+def _draw_ask(parent: FunctionTarget, offer: Offer, rng: Random) -> Ask:
+    names = offer.names(("pure", "pure", "few", "few", "plain", "far pure") if parent.pure else tuple(PROMISES))
+    target = None if rng.random() < 0.03 else offer.target(rng.choice(names), parent.digest)
     return Ask(target, rng.choice(ARGS), rng.choice((0, 0, 5, 1_000)), rng.random() < 0.3)

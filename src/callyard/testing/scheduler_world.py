@@ -5,7 +5,8 @@ does, as the seed draws it: see `Faults`. What is checked: the scheduler's invar
 the epilogue left nothing to settle, that core and adapter hold the same reservations, that credits stay within their
 window, that what really runs keeps to `max_concurrency`, `exclusive` and X64; and in the end one result per index in
 order, that results say what the executors' log says of attempts and effects, that equal calls have equal outputs, and
-that nothing is left behind. Calls call others, to the depth that is allowed; some of them close rings.
+that nothing is left behind. Calls call others, to the depth that is allowed; some of them close rings. There may be
+bundles, a named pool, and pools that keep tenants apart: what an executor is sent is of one placement.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from typing import assert_never
 import msgspec
 
 from callyard.errors import ErrorKind
-from callyard.ids import CallId, Digest, ExecutorId, TaskId
+from callyard.ids import CallId, ExecutorId, TaskId
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.batches import prepare_batch
 from callyard.scheduler.calls import CallResult, FunctionTarget, StopReason
 from callyard.scheduler.core import Scheduler
 from callyard.scheduler.executors import ExecutorSnapshot
+from callyard.scheduler.placement import DEFAULT_POOL, Placement, PoolName
 from callyard.testing.executors import FakeExecutor, Frame, SideEffects
 from callyard.testing.scheduler_checks import check_core, check_end, check_what_runs
-from callyard.testing.scheduler_workload import Faults, Job, draw_config, draw_job, draw_script
+from callyard.testing.scheduler_workload import FAR, Faults, Job, Offer, draw_config, draw_job, draw_script
 from callyard.testing.simulation import Simulation
 
 TICK_MS = 500
@@ -40,6 +42,11 @@ class _Link(msgspec.Struct, eq=False):
 
     executor: FakeExecutor
     latest: ExecutorSnapshot
+    pool: PoolName
+    aside: bool = False
+    """It ends its calls beside its slot, which another has taken."""
+    served: Placement | None = None
+    """Of the first call that was sent there."""
     attached: bool = False
     lost: bool = False
     """Its loss is under way."""
@@ -65,9 +72,10 @@ class SchedulerWorld:
         self.faults = Faults.draw(rng) if faults is None else faults
         self.faults_until_ms = rng.choice((2_000, 8_000, 30_000))
         self._contexts = rng.choice((1, 2, 8))
-        self._slots = rng.randint(1, 4)
+        self._slots = {DEFAULT_POOL: rng.randint(1, 4), FAR: rng.randint(1, 2)}
         self._latency_ms_max = rng.choice((1, 5, 40))
-        self._digests = [Digest(f"digest-{n}") for n in range(rng.choice((1, 1, 2)))]
+        self.offer = Offer.draw(rng)
+        self._stranded_ticks: dict[Placement, int] = {}
         self.config = draw_config(rng)
         self.scheduler = Scheduler(self.config, simulation.stream("scheduler"))
         self.effects = SideEffects()
@@ -77,15 +85,16 @@ class SchedulerWorld:
         """Attempts below which something began that must not run twice, unless their own word excuses them (X64)."""
         self._links: dict[ExecutorId, _Link] = {}
         self._spawned = 0
-        self.jobs = [draw_job(number, self._digests, self.faults, rng) for number in range(rng.randint(1, 8))]
+        self.jobs = [draw_job(number, self.offer, self.faults, rng) for number in range(rng.randint(1, 8))]
         self._turns = 0
         self._checked_turn = 0
 
     # --- the world's course -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        for _ in range(self._slots):
-            self._spawn()
+        for pool in self.offer.pools:
+            for _ in range(self._slots[pool]):
+                self._spawn(pool)
         for job in self.jobs:
             self.simulation.after(self._rng.choice((0, 0, 300, 3_000)), partial(self._open, job))
         self.simulation.after(TICK_MS, self._tick)
@@ -199,7 +208,8 @@ class SchedulerWorld:
             self.post(e.DispatchRejected(*key, ErrorKind.DENIED, "outside the pinned view"))
         else:
             depth = command.call_id.count("/")
-            script = draw_script(self.faults, self._scripts, command.target, command.args, depth)
+            script = draw_script(self.faults, self._scripts, command.target, command.args, depth, self.offer)
+            self._note_placement(link, command)
             executor, below = link.executor, bool(command.parent_call_id)
             self._outward(
                 link, lambda: executor.execute(command.call_id, command.attempt_seq, script, is_subcall=below)
@@ -217,6 +227,15 @@ class SchedulerWorld:
             while above is not None:
                 self.tainted.add((above.call_id, above.attempt_seq))
                 above = above.parent
+
+    def _note_placement(self, link: _Link, command: c.DispatchCall) -> None:
+        """X92: an executor is sent calls of one bundle, one pool, and where tenants are kept apart of one tenant."""
+        target = command.target
+        tenant = self._job(command.task_id).plan.tenant if target.pool in self.offer.confined else None
+        wanted = Placement(target.pool, target.digest, tenant)
+        link.served = link.served or wanted
+        assert link.pool == target.pool, f"placement_fits: {command.call_id} at {command.executor_id} of {link.pool}"
+        assert link.served == wanted, f"placement_fits: {command.call_id} at {command.executor_id} of {link.served}"
 
     def _cancel(self, command: c.CancelCall) -> None:
         key = (command.call_id, command.attempt_seq)
@@ -277,7 +296,7 @@ class SchedulerWorld:
 
     # --- the pool ---------------------------------------------------------------------------------------------
 
-    def _spawn(self) -> None:
+    def _spawn(self, pool: PoolName) -> None:
         executor_id = ExecutorId(f"exec-{self._spawned}")
         self._spawned += 1
         executor = FakeExecutor(
@@ -288,7 +307,7 @@ class SchedulerWorld:
             emit=lambda frame: self._receive(link, frame),
             on_death=lambda: self._later(lambda: self._lose(link, "exited")),
         )
-        link = self._links[executor_id] = _Link(executor, executor.heartbeat())
+        link = self._links[executor_id] = _Link(executor, executor.heartbeat(), pool)
         self._later(lambda: self._beat(link))
 
     def _beat(self, link: _Link) -> None:
@@ -306,7 +325,7 @@ class SchedulerWorld:
             return
         if not link.attached:
             link.attached = True
-            self.post(e.ExecutorAttached(link.latest))
+            self.post(e.ExecutorAttached(link.latest, link.pool))
         elif self._rng.random() < self.faults.repeated:
             self.post(e.SnapshotUpdated(old))
 
@@ -330,15 +349,29 @@ class SchedulerWorld:
             elif rng.random() < faults.crash:
                 link.executor.die()
                 self._later(partial(self._lose, link, "signalled"))
-            elif link.idle_ticks > 4 and not link.reserved and len(self._digests) > 1:
-                self._lose(link, "recycled")  # it may be bound to the bundle that nobody asks for
+            elif not link.reserved and (link.aside or (link.idle_ticks > 4 and self.offer.is_shared)):
+                self._lose(link, "recycled")  # it may be bound to what nobody asks for
             link.idle_ticks = 0 if link.reserved else link.idle_ticks + 1
             if rng.random() < faults.full_outbox:
                 link.refuses_until_ms = now_ms + rng.choice((100, 3_000))
             if rng.random() < faults.silence:
                 link.silent_until_ms = now_ms + rng.choice((1_000, 6_000))
+        self._make_room()
         if not self.is_over():
             self.simulation.after(TICK_MS, self._tick)
+
+    def _make_room(self) -> None:
+        """For subcalls that no executor may ever take, one leaves its slot to another process."""
+        stranded = self.scheduler.demand().stranded
+        ticks = self._stranded_ticks
+        self._stranded_ticks = {placement: ticks.get(placement, 0) + 1 for placement in stranded}
+        for placement, count in self._stranded_ticks.items():
+            here = [link for link in self._links.values() if link.pool == placement.pool and not link.aside]
+            if count > 2 and all(link.attached and link.reserved and not link.lost for link in here):
+                link = self._rng.choice(here)
+                link.aside = True
+                self.post(e.ExecutorSealed(link.executor.executor_id))
+                self._spawn(link.pool)
 
     def _lose(self, link: _Link, cause: str, charged: CallId | None = None) -> None:
         """Lost means dead: killed and reaped, its frames read to the end, then told (X63)."""
@@ -359,7 +392,8 @@ class SchedulerWorld:
         self.post(lost)
         if self._rng.random() < self.faults.repeated:
             self.post(lost)
-        self.simulation.after(self._rng.choice((0, 100)), self._spawn)
+        if not link.aside:
+            self.simulation.after(self._rng.choice((0, 100)), partial(self._spawn, link.pool))
 
     # --- builders and sinks -----------------------------------------------------------------------------------
 

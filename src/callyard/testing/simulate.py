@@ -1,7 +1,7 @@
 """Long runs of the simulations from the command line.
 
     python -m callyard.testing.simulate --seeds 1000..2000
-    python -m callyard.testing.simulate --seeds 1234 --world scheduler
+    python -m callyard.testing.simulate --seeds 1234 --world dispatch
 
 Prints what failed with its seed; exit status 0: all held, 1: some seed failed, 2: the command itself was wrong.
 """
@@ -14,10 +14,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from callyard.testing.dispatch_world import DispatchWorld
 from callyard.testing.scheduler_world import SchedulerWorld
 from callyard.testing.simulation import Simulation, SimulationFailed, World, run_world
 
-WORLDS: Final[Mapping[str, Callable[[Simulation], World]]] = {"scheduler": SchedulerWorld}
+WORLDS: Final[Mapping[str, Callable[[Simulation], World]]] = {
+    "dispatch": DispatchWorld,
+    "scheduler": SchedulerWorld,
+}
 """Every core that joined, by name."""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heappop, heappush
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -94,6 +94,14 @@ class World(Protocol):
         """Raise AssertionError when the outcome is wrong, or something was left behind."""
 
 
+@runtime_checkable
+class ClosableWorld(Protocol):
+    """A world that holds something of the process's: a loop, a file."""
+
+    def close(self) -> None:
+        """Let go of it; called in the end, whatever became of the world."""
+
+
 class SimulationReport(msgspec.Struct, frozen=True):
     seed: int
     trace_hash: str
@@ -120,6 +128,7 @@ def run_world(
     `steps_max` actions, or within `quiet_ms_max` of fake time after the faults stopped."""
     simulation = Simulation(seed)
     name = getattr(build, "__name__", "world")
+    world: World | None = None
     try:
         world = build(simulation)
         world.start()
@@ -136,4 +145,7 @@ def run_world(
         world.check_end()
     except Exception as error:
         raise SimulationFailed(simulation, name, f"{type(error).__name__}: {error}") from error
+    finally:
+        if isinstance(world, ClosableWorld):
+            world.close()
     return SimulationReport(seed, simulation.trace_hash, simulation.steps, simulation.clock.now_ms())

@@ -39,8 +39,12 @@ _KNOWN_TYPES: Final = frozenset(
 
 
 def encode_message(message: WorkerMessage | ExecutorMessage, sidecar: bytes | None = None) -> bytes:
-    """One whole frame. Raises `ProtocolError` when the frame would exceed the cap."""
-    return encode_frame(_ENCODER.encode(message), sidecar)
+    """One whole frame. Raises `ProtocolError` when the frame would exceed the cap, or a text in it has no UTF-8."""
+    try:
+        body = _ENCODER.encode(message)
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"a text that UTF-8 cannot carry: {error}") from error
+    return encode_frame(body, sidecar)
 
 
 def decode_worker_message(body: bytes) -> tuple[WorkerMessage | UnknownMessage, bytes | None]:

@@ -20,7 +20,7 @@ import msgspec
 
 from callyard.clock import Clock
 from callyard.errors import CallFailure, ErrorKind, InvalidTransition, ProtocolError, fail
-from callyard.ids import CallId, CallNumber, Digest, ExecutorId, FunctionId, RequestId, TaskId, Tenant, task_of
+from callyard.ids import CallId, CallNumber, Digest, ExecutorId, FunctionId, RequestId, TaskId, task_of
 from callyard.scheduler import Scheduler, SchedulerConfig, StopReason, TaskPlan
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
@@ -28,8 +28,9 @@ from callyard.scheduler.batches import PreparedBatch
 from callyard.scheduler.calls import FunctionTarget
 from callyard.scheduler.commands import SchedulerCommand
 from callyard.scheduler.events import SchedulerEvent
-from callyard.scheduler.statistics import BundleDemand, SchedulerStatistics, TaskProgress
-from callyard.scheduler.subcalls import budget_left_ms
+from callyard.scheduler.placement import Placement, PoolName
+from callyard.scheduler.statistics import Demand, SchedulerStatistics, TaskProgress
+from callyard.scheduler.subcalls import budget_left_ms, ties_of
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import (
     NULL,
@@ -48,8 +49,9 @@ from callyard.wire.messages import (
     WaitKind,
     WireError,
 )
-from callyard.worker.io.hub import IoHub, TaskIoOptions
+from callyard.worker.io.hub import IoAnswer, IoHub, TaskIoOptions
 from callyard.worker.link import IDEMPOTENT, ExecutorLink, LinkEvent, SubcallAsked
+from callyard.worker.subcall_trail import SubcallTrail
 
 TURN_EVENTS_MAX: Final = 1_024
 BATCHED_ARGS_BYTES_MAX: Final = 8 * 1024
@@ -58,7 +60,7 @@ _CANCEL_REASONS: Final = {
     StopReason.DEADLINE: CancelReason.DEADLINE,
     StopReason.SHUTTING_DOWN: CancelReason.SHUTTING_DOWN,
 }
-_DEFAULT_CONTEXT: Final = CallContext()
+DEFAULT_CONTEXT: Final = CallContext()
 _SUBCALL_NUMBERS: Final = itertools.count(1)
 """One sequence for the whole process, so that no two subcalls have one name (X24)."""
 _UNPROMISED: Final = Promises()
@@ -94,7 +96,20 @@ class TaskListener(Protocol):
         ...
 
     @property
+    def trail(self) -> SubcallTrail | None:
+        """Who hears of the subcalls of its calls; None: nobody."""
+        ...
+
+    @property
     def io_options(self) -> TaskIoOptions | None: ...
+
+    @property
+    def context(self) -> CallContext:
+        """Of the first attempt of its root calls; `DEFAULT_CONTEXT` itself when there is nothing to say."""
+        ...
+
+    @property
+    def deadline_at_ms(self) -> int | None: ...
 
 
 class TaskOpened(msgspec.Struct, frozen=True):
@@ -121,6 +136,34 @@ class CallSubmitted(msgspec.Struct, frozen=True):
 Post = SchedulerEvent | SubcallAsked | TaskOpened | BatchPrepared | CallSubmitted
 
 
+class IoAsked:
+    """An attempt that waits for IO: called with the answer, it sends it. No closure, since thousands of them wait."""
+
+    __slots__ = ("_actor", "_attempt_seq", "_call_id", "_link", "_request_id")
+
+    def __init__(
+        self, actor: Actor, link: ExecutorLink, call_id: CallId, attempt_seq: int, request_id: RequestId
+    ) -> None:
+        self._actor = actor
+        self._link = link
+        self._call_id = call_id
+        self._attempt_seq = attempt_seq
+        self._request_id = request_id
+
+    def __call__(self, answer: IoAnswer) -> None:
+        self._actor.resume(
+            self._link,
+            self._call_id,
+            self._request_id,
+            WaitKind.IO,
+            self._attempt_seq,
+            msgspec.Raw(answer.result),
+            answer.error,
+            body=answer.body,
+            budget_used_ms=answer.budget_used_ms,
+        )
+
+
 class Actor:
     """Owns the scheduler. `post` is its only entrance; with `debug` a guard raises for anybody else's."""
 
@@ -134,15 +177,18 @@ class Actor:
         on_cancel_sent: Callable[[ExecutorLink], None],
         on_failed: Callable[[BaseException], None],
         io: IoHub,
+        describe_missing: Callable[[str], CallFailure] | None = None,
         rng: Random | None = None,
         debug: bool = False,
     ) -> None:
+        """`describe_missing` says why there is no function of a name that a call asked for."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._in_turn = False
         guard = self._check_writer if debug else None
         self._scheduler = Scheduler(config, rng or Random(), guard=guard, numbers=_SUBCALL_NUMBERS)
         self._io = io
+        self._describe_missing = describe_missing or describe_missing_function
         self._io_tasks: set[TaskId] = set()
         """Tasks a call of which has asked for IO."""
         self._clock = clock
@@ -155,7 +201,6 @@ class Actor:
         self._paused: set[ExecutorLink] = set()
         """Links whose reading waits for the inbox to empty."""
         self._listeners: dict[TaskId, TaskListener] = {}
-        self._tenants: dict[TaskId, Tenant] = {}
         self._next_number = 0
         self._retries: list[tuple[int, int, CallId]] = []
         """Heap of due retries: instant, tie-breaker, call. They share one timer (X39)."""
@@ -210,13 +255,26 @@ class Actor:
         call = self._scheduler.find_call(call_id)
         return None if call is None else (call.index, call.target.function_id)
 
-    def exclusive_waiting(self) -> int:
+    def exclusive_waiting(self, pool: PoolName) -> int:
         """Ready calls that wait for an executor of their own."""
-        return self._scheduler.exclusive_waiting
+        return self._scheduler.exclusive_waiting(pool)
 
-    def bundle_demand(self) -> BundleDemand:
-        """Which bundles lack executors, and which executor is bound to which."""
-        return self._scheduler.bundle_demand()
+    @property
+    def has_strays(self) -> bool:
+        """Subcalls wait for an executor of another pool than their parent's."""
+        return self._scheduler.has_strays
+
+    def demand(self) -> Demand:
+        """Which placements lack executors, and which executor is bound to which."""
+        return self._scheduler.demand()
+
+    def find_placement(self, executor_id: ExecutorId) -> Placement | None:
+        """What an executor is bound to; None: nothing yet."""
+        return self._scheduler.find_placement(executor_id)
+
+    def tasks_waiting_for(self, pool: PoolName) -> set[TaskId]:
+        """Tasks with calls that wait for an executor of this pool."""
+        return self._scheduler.tasks_waiting_for(pool)
 
     def begin_io(self, link: ExecutorLink, call_id: CallId, attempt_seq: int) -> int | None:
         """Before a request is submitted: the budget its call has left, 0 for unlimited; None: the call is gone."""
@@ -317,10 +375,14 @@ class Actor:
         """Find the function in the pinned view of the parent's task (X84)."""
         subcall = asked.subcall
         listener = self._listeners.get(task_of(asked.call_id))
-        target = None if listener is None else listener.find_target(subcall.function_id)
+        target = None
+        if listener is not None:
+            target = listener.find_target(subcall.function_id)
+            if listener.trail is not None:
+                self._trace(asked, listener.trail)
         failure = None
         if target is None:
-            failure = fail(ErrorKind.NOT_FOUND, f"no function {subcall.function_id!r} in this bundle")
+            failure = self._describe_missing(subcall.function_id)
         return e.SubcallRequested(
             executor_id=asked.executor_id,
             call_id=asked.call_id,
@@ -333,13 +395,23 @@ class Actor:
             failure=failure,
         )
 
+    def _trace(self, asked: SubcallAsked, trail: SubcallTrail) -> None:
+        """Tell of a subcall, before the scheduler decides on it: a refusal is told, too."""
+        parent = self._scheduler.find_call(asked.call_id)
+        if parent is None or parent.attempt_seq != asked.attempt_seq:
+            return
+        above = None
+        if parent.parent is not None:
+            above = (parent.parent.call_id, ties_of(parent).request_id)
+        subcall = asked.subcall
+        trail.begin((asked.call_id, asked.request_id), above, subcall.function_id, bytes(subcall.args))
+
     def _open(self, plan: TaskPlan, listener: TaskListener) -> bool:
         failure = self._scheduler.commit_task(plan)
         if failure is not None:
             listener.on_rejected(failure)
             return False
         self._listeners[plan.task_id] = listener
-        self._tenants[plan.task_id] = plan.tenant
         return True
 
     def _execute(self, commands: list[SchedulerCommand], now_ms: int) -> None:
@@ -360,7 +432,6 @@ class Actor:
                 case c.CancelCall():
                     self._cancel(command, now_ms)
                 case c.ConvergeTaskCalls():
-                    del self._tenants[command.task_id]
                     if command.task_id in self._io_tasks:
                         self._io_tasks.remove(command.task_id)
                         self._io.end_task(command.task_id)
@@ -396,10 +467,9 @@ class Actor:
             message = f"function {target.function_id!r} is not in the task's view of bundle {target.digest[:12]}"
             self._reject(command, ErrorKind.NOT_FOUND, message, now_ms)
             return
-        tenant = self._tenants[command.task_id]
-        context = _DEFAULT_CONTEXT
-        if command.attempt != 1 or tenant != context.tenant:
-            context = CallContext(attempt=command.attempt, tenant=tenant)
+        context = listener.context
+        if context is not DEFAULT_CONTEXT or command.attempt != 1:
+            context = _context_of(command, listener, now_ms)
         elif target.idempotent and not command.parent_call_id and len(command.args) <= BATCHED_ARGS_BYTES_MAX:
             if link.send_with_others(
                 command.task_id,
@@ -435,7 +505,7 @@ class Actor:
         try:
             frame = encode_message(ExecuteCall(command.call_id, payload))
         except ProtocolError as error:
-            self._reject(command, ErrorKind.SCHEMA, f"arguments too large to send: {error}", now_ms)
+            self._reject(command, ErrorKind.SCHEMA, f"it cannot be sent: {error}", now_ms)
             return
         if link.send_nowait(frame):
             self._touched.add(link)
@@ -452,6 +522,9 @@ class Actor:
 
     def _resume_parent(self, command: c.ResumeParent) -> None:
         """Answer a call's request with the end of its subcall (X28)."""
+        listener = self._listeners.get(task_of(command.call_id))
+        if listener is not None and listener.trail is not None:
+            listener.trail.end((command.call_id, command.request_id), command.failure)
         link = self._links.get(command.executor_id)
         if link is None:
             return  # its loss is on its way, and ends the call
@@ -531,9 +604,29 @@ class Actor:
         self._set_retry_timer(now_ms)
 
 
+def describe_missing_function(name: str, why: str = "", reason: str = "") -> CallFailure:
+    """Of a subcall to what is not in the bundle."""
+    message = f"no function {name!r} in this bundle"
+    if not reason:
+        return fail(ErrorKind.NOT_FOUND, message)
+    return fail(ErrorKind.NOT_FOUND, f"{message}: {why}", reason=reason)
+
+
 def wire_error(failure: CallFailure) -> WireError:
     """A failed subcall as its parent is told of it."""
     details = dict(failure.details)
     if failure.stack:
         details["stack"] = failure.stack
     return WireError(failure.kind, failure.message, failure.retryable, details)
+
+
+def _context_of(command: c.DispatchCall, listener: TaskListener, now_ms: int) -> CallContext:
+    """What the attempt may know of itself. The worker's own retries, and subcalls, count from 1 by themselves."""
+    context = listener.context
+    attempt = context.attempt if command.attempt == 1 and not command.parent_call_id else command.attempt
+    deadline_at_ms = listener.deadline_at_ms
+    return msgspec.structs.replace(
+        context,
+        attempt=attempt,
+        deadline_remaining_ms=None if deadline_at_ms is None else max(0, deadline_at_ms - now_ms),
+    )

@@ -1,4 +1,4 @@
-"""Which code a task may call: views, the bundles behind them, and which executors give way to another bundle.
+"""Which code a task may call: views, the bundles behind them, and which executors give way to another placement.
 
 A view is pinned when a task begins and never changes. A bundle's folder lies in the run folder while a view of it is
 pinned: the worker's own newest one, and those of tasks that began before a reload. When the last pin goes, nothing may
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -20,10 +20,11 @@ from callyard.errors import CallFailure, UsageError
 from callyard.functions.bundle import Bundle, remove_tree
 from callyard.ids import Digest, ExecutorId
 from callyard.scheduler import FunctionTarget
+from callyard.scheduler.placement import Placement
 
 PATIENCE_MS: Final = 1_000
-"""How long ready calls of a bundle wait before executors that other bundles could use are drained for them. It bounds
-how often executors are exchanged when there are more busy bundles than executors."""
+"""How long ready calls of a placement wait before executors that others could use are drained for them. It bounds how
+often executors are exchanged when there are more busy placements than executors."""
 
 
 class CodeView(Mapping[str, FunctionTarget]):
@@ -77,7 +78,8 @@ class BundleShelf:
         self._folder = folder
         self._retire = retire
         self._held: dict[Digest, _Held] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._busy: set[asyncio.Future[Any]] = set()
+        """What writes to the folder, or removes from it."""
         self._left = 0
 
     def find(self, digest: Digest) -> tuple[Path, str] | None:
@@ -96,6 +98,7 @@ class BundleShelf:
             held = self._held[bundle.digest] = _Held(bundle.module, 0)
         held.pins += 1
         writing = asyncio.ensure_future(asyncio.to_thread(bundle.write_to, self._folder))
+        self._keep_busy(writing)
         try:
             held.path = await asyncio.shield(writing)
         except BaseException as error:
@@ -116,9 +119,11 @@ class BundleShelf:
         held.pins -= 1
         if held.pins == 0:
             del self._held[digest]
-            leaving = asyncio.ensure_future(self._leave(digest))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            self._keep_busy(asyncio.ensure_future(self._leave(digest)))
+
+    def _keep_busy(self, work: asyncio.Future[Any]) -> None:
+        self._busy.add(work)
+        work.add_done_callback(self._busy.discard)
 
     async def _leave(self, digest: Digest) -> None:
         await self._retire(digest)
@@ -130,54 +135,62 @@ class BundleShelf:
         path.rename(gone)  # in one step with the look above: a writer finds the folder, or finds none
         await asyncio.to_thread(remove_tree, gone)
 
-    async def wait_left(self) -> None:
-        """Until no bundle is on its way out."""
-        while self._leaving:
-            await asyncio.wait(set(self._leaving))
+    async def wait_idle(self) -> None:
+        """Until no bundle is being written, or on its way out."""
+        while self._busy:
+            await asyncio.wait(set(self._busy))
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """One attached executor that takes calls, as far as its bundle is concerned."""
+    """One attached executor that takes calls, as far as its placement is concerned."""
 
     executor_id: ExecutorId
-    digest: Digest | None
-    """None: bound to none yet."""
+    placement: Placement | None
+    """None: bound to nothing yet."""
     load: int
     """Attempts that it holds."""
 
 
-def choose_replaced(standings: Sequence[Standing], unmet_ms: Mapping[Digest, int], coming: int) -> list[ExecutorId]:
-    """Which executors give way, one for each bundle whose ready calls no executor may take.
+def choose_replaced(
+    standings: Sequence[Standing],
+    unmet_ms: Mapping[Placement, int],
+    coming: int,
+    stranded: Set[Placement] = frozenset(),
+) -> list[ExecutorId]:
+    """Which executors of a pool give way, one for each placement whose ready calls no executor may take.
 
-    `unmet_ms` says how long such calls have waited, by bundle. `coming` executors are starting and bound to none. A
-    bundle without any executor is served first: by an idle executor that its own bundle does not need, by a busy one
-    whose bundle has nothing ready, or after `PATIENCE_MS` by the least loaded one of the bundle that has the most. A
-    bundle that has executors, but too few, gets idle ones only, and after the same time. Source: X92, X17.
+    `unmet_ms` says how long such calls have waited, by placement. `coming` executors are starting and bound to nothing.
+    A placement without any executor is served first: by an idle executor that its own placement does not need, by a
+    busy one whose placement has nothing ready, or after `PATIENCE_MS` by the least loaded one of the placement that has
+    the most. A placement that has executors, but too few, gets idle ones only, and after the same time. For subcalls
+    that are `stranded` no busy one is drained, which might wait for them. Source: X92, X17.
     """
-    serving: Counter[Digest | None] = Counter(standing.digest for standing in standings)
+    serving: Counter[Placement | None] = Counter(standing.placement for standing in standings)
     free = coming + serving[None]
     chosen: list[ExecutorId] = []
-    for digest in sorted(unmet_ms, key=lambda digest: (serving[digest] > 0, -unmet_ms[digest], digest)):
+    for wanted in sorted(unmet_ms, key=lambda placement: (serving[placement] > 0, -unmet_ms[placement], placement)):
         if free > 0:
             free -= 1
             continue
-        is_patient = unmet_ms[digest] < PATIENCE_MS
-        starves = serving[digest] == 0
+        is_patient = unmet_ms[wanted] < PATIENCE_MS
+        starves = serving[wanted] == 0
         if is_patient and not starves:
             continue
         others = [
             standing
             for standing in standings
-            if standing.digest not in (None, digest) and standing.executor_id not in chosen
+            if standing.placement not in (None, wanted) and standing.executor_id not in chosen
         ]
-        unneeded = [standing for standing in others if standing.digest not in unmet_ms]
+        unneeded = [standing for standing in others if standing.placement not in unmet_ms]
         candidates = [standing for standing in unneeded if standing.load == 0]
-        if not candidates and starves:
+        if not candidates and starves and wanted not in stranded:
             candidates = unneeded or ([] if is_patient else others)
+        if not candidates and starves and wanted not in stranded:
+            break  # nor is there one for those that have waited less
         if candidates:
             best = min(
-                candidates, key=lambda standing: (-serving[standing.digest], standing.load, standing.executor_id)
+                candidates, key=lambda standing: (-serving[standing.placement], standing.load, standing.executor_id)
             )
-            serving[best.digest] -= 1
+            serving[best.placement] -= 1
             chosen.append(best.executor_id)
     return chosen

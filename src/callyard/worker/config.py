@@ -7,15 +7,17 @@ read it. What follows from other settings is a property, so that the two cannot 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Literal, get_args
 
 from callyard.errors import UsageError
+from callyard.functions.function import check_pool_name
 from callyard.policy.restart import RestartPolicy
 from callyard.policy.stall import MARGIN_MS, derive_stall_timeout_ms
 from callyard.scheduler import SchedulerConfig
+from callyard.scheduler.placement import DEFAULT_POOL, PoolName
 from callyard.worker.sandbox.levels import Level, Limits, SandboxChoice, check_choice
 
 MIB: Final = 1024 * 1024
@@ -29,6 +31,7 @@ class ExecutorSpawnMode(StrEnum):
 
 LinkMode = Literal["socketpair", "path"]
 AfterInterrupt = Literal["recycle", "keep"]
+SLOT: Final = "{slot}"
 
 
 def count_available_cpus() -> int:
@@ -57,6 +60,51 @@ def _read_cgroup_quota() -> int | None:
     if not quota.isdigit() or not period.isdigit() or int(period) == 0:
         return None
     return max(1, -(-int(quota) // int(period)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """A named pool: what is its own. What it leaves None is the worker's."""
+
+    executors: int = 1  # processes that run its calls
+    executors_max: int = 0  # while exclusive calls wait; 0: no more than `executors`
+    spare_executors: int = 0
+    executor_max_inflight: int | None = None
+    executor_max_runnable: int | None = None
+    executor_memory_high_watermark: int | None = None
+    sandbox: SandboxChoice | None = None
+    sandbox_min: str | None = None
+    sandbox_memory_bytes: int | None = None
+    sandbox_tmp_bytes: int | None = None
+    sandbox_processes: int | None = None
+    sandbox_open_files: int | None = None
+    sandbox_cpu_percent: int | None = None
+    sandbox_subprocesses: bool | None = None
+    after_interrupt: AfterInterrupt | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)  # {slot}: the number of its place, from 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("executors", 1, 1_024), ("executors_max", 0, 4_096), ("spare_executors", 0, 64)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise UsageError(f"{name} of a pool must be a whole number, got {value!r}")
+            _check_range(f"{name} of a pool", value, low, high)
+        environment: Mapping[Any, Any] = self.environment
+        for name, value in environment.items():
+            is_text = isinstance(name, str) and isinstance(value, str)
+            if not is_text or not name or "=" in name or "\0" in name + value:
+                raise UsageError(f"environment of a pool must be names and texts, got {name!r}: {value!r}")
+        if self.names_slot and self.spare_executors:
+            raise UsageError("a pool whose environment names {slot} has no spares: they start before they have a place")
+
+    @property
+    def names_slot(self) -> bool:
+        return any(SLOT in value for value in self.environment.values())
+
+    def environment_of(self, place: int) -> dict[str, str]:
+        """Of the executor in that place; one that is there for a while only shares the number of another."""
+        number = str(place % max(self.executors, self.executors_max))
+        return {name: value.replace(SLOT, number) for name, value in self.environment.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +159,8 @@ class WorkerConfig:
     drain_deadline_ms: int = 30_000
     capture_locals: bool = False
     executors_max: int = 0  # while exclusive calls wait; 0: four times the CPUs
-    after_interrupt: AfterInterrupt = "recycle"  # what becomes of an executor once its other calls are done
+    after_interrupt: AfterInterrupt = "recycle"  # what becomes of an executor in which a call was interrupted
+    pools: Mapping[str, PoolConfig] = field(default_factory=dict)  # named pools, beside the worker's own
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -130,8 +179,51 @@ class WorkerConfig:
             raise UsageError(
                 f"after_interrupt must be one of {', '.join(get_args(AfterInterrupt))}, got {self.after_interrupt!r}"
             )
+        for name, pool in self.pools.items():
+            self._check_pool(name, pool)
         if self.batch_rows > self.batch_max_rows:
             raise UsageError(f"need batch_rows <= batch_max_rows, got {self.batch_rows} > {self.batch_max_rows}")
+
+    def _check_pool(self, name: str, pool: PoolConfig) -> None:
+        try:
+            check_pool_name(name)
+        except (TypeError, ValueError) as error:
+            raise UsageError(str(error)) from None
+        if name == DEFAULT_POOL:
+            raise UsageError(f"pool {name!r} is the worker's own: its settings are those of the worker")
+        if not isinstance(pool, PoolConfig):
+            raise UsageError(f"pool {name!r} must be a PoolConfig, got {pool!r}")
+        try:
+            own = self.of_pool(PoolName(name))
+        except UsageError as error:
+            raise UsageError(f"pool {name!r}: {error}") from None
+        for setting in ("executor_max_inflight", "executor_max_runnable"):
+            if getattr(own, setting) > getattr(self, setting):
+                raise UsageError(f"pool {name!r}: {setting} is at most the worker's, {getattr(self, setting)}")
+
+    def of_pool(self, name: PoolName) -> WorkerConfig:
+        """The settings in force in a pool."""
+        if name == DEFAULT_POOL:
+            return self
+        pool = self.pools[name]
+        own = {setting: value for setting in _OF_POOL if (value := getattr(pool, setting)) is not None}
+        executors_max = max(pool.executors, pool.executors_max)
+        return replace(self, executor_count=pool.executors, executors_max=executors_max, pools={}, **own)
+
+    def describe_pools(self, wanted: Mapping[str, Iterable[str]]) -> str:
+        """What is wrong when functions want pools that there are not, by pool; empty: nothing."""
+        missing = {name: list(functions) for name, functions in wanted.items() if name not in self.pools}
+        missing.pop(DEFAULT_POOL, None)
+        if not missing:
+            return ""
+        known = ", ".join(map(repr, self.pools)) or "none besides the worker's own"
+        lines = [f"{', '.join(functions)} runs in pool {name!r}" for name, functions in missing.items()]
+        name = next(iter(missing))
+        return (
+            f"{'; '.join(lines)}, which is not configured; the named pools are: {known}.\n"
+            f"Give the worker one: Worker(…, pools={{{name!r}: PoolConfig(executors=1)}}), or on the command line"
+            f" --pool {name}=1"
+        )
 
     @property
     def executors(self) -> int:
@@ -300,6 +392,22 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
 }
 """Variable (after `CALLYARD_`) to field."""
 
+_OF_POOL: Final = (
+    "spare_executors",
+    "executor_max_inflight",
+    "executor_max_runnable",
+    "executor_memory_high_watermark",
+    "sandbox",
+    "sandbox_min",
+    "sandbox_memory_bytes",
+    "sandbox_tmp_bytes",
+    "sandbox_processes",
+    "sandbox_open_files",
+    "sandbox_cpu_percent",
+    "sandbox_subprocesses",
+    "after_interrupt",
+)
+"""Settings that a named pool may have of its own, under the same names."""
 _OPTIONAL: Final = frozenset({"scheduler_stall_timeout_ms"})
 """Settings that may be None: derived from others."""
 _DAY_MS: Final = 24 * 3_600 * SECOND_MS

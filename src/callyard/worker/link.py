@@ -539,6 +539,11 @@ class ExecutorLink(asyncio.Protocol):
         begun = self.marks.begun()
         return {seat.number: call_id for (call_id, _), seat in self.seats.items() if seat.number in begun}
 
+    def running_call(self) -> CallId | None:
+        """The call whose code runs now, as the executor's page says; None: none, or one that has ended."""
+        number = self.marks.running()
+        return next((call_id for (call_id, _), seat in self.seats.items() if seat.number == number), None)
+
     def largest_begun_budget_ms(self) -> tuple[int, bool]:
         """The largest budget among begun calls, and whether one of them has none (X74)."""
         begun = self.marks.begun()

@@ -37,7 +37,7 @@ class Registry(registry.Registry):
         found = await asyncio.to_thread(cls.for_target, path, include=include)
         settings = {"spare_executors": 0, **settings}
         worker = Worker(found, executors=1, audit=audit, audit_log=audit_log, **settings)
-        await worker.start()
+        await worker.start(only_describe=True)
         await worker.close(drain=False)
         return found
 

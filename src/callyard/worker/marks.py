@@ -2,7 +2,8 @@
 
 The executor writes a call's number into its context's u64 before the call's first user instruction; the page is a
 mapped file of the run folder and can be read after the process died. A number belongs to one attempt, so an old mark
-is never taken for a new attempt. Source: call-execution X62.
+is never taken for a new attempt. The last u64 is for the call whose code runs at the moment.
+Source: call-execution X38, X62.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ MARK_BYTES: Final = 8
 
 
 class MarkPage:
-    """One u64 for each context. `fd` is for the child to inherit; `close` gives everything back."""
+    """One u64 for each context, and one more. `fd` is for the child to inherit; `close` gives everything back."""
 
     def __init__(self, path: Path, contexts: int) -> None:
         self.path = path
-        size = -(-contexts * MARK_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = -(-(contexts + 1) * MARK_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             if hasattr(os, "posix_fallocate"):
@@ -41,6 +42,11 @@ class MarkPage:
         marks = set(self._view.tolist())
         marks.discard(0)
         return {CallNumber(mark) for mark in marks}
+
+    def running(self) -> CallNumber | None:
+        """The attempt whose code ran when the executor last wrote; None: none did."""
+        number = self._view[-1]
+        return CallNumber(number) if number else None
 
     def close(self) -> None:
         if self.fd < 0:

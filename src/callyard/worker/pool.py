@@ -1,9 +1,9 @@
-"""The pool: one executor process per slot, watched, and replaced when lost.
+"""The pools: one executor process per slot, watched, and replaced when lost.
 
 A lost executor is dead before anything is told of its calls: its group is killed and reaped, its socket read to the
 end, then its begun-marks. Only then the scheduler hears of the loss. The slot is filled again at once, from a spare
-where there is one; only starts that led to nothing are throttled. Source: call-execution X37, X38, X44, X45, X62, X63,
-X71, X72, X74.
+where there is one; only starts that led to nothing are throttled. A process that will be replaced ends its calls beside
+its slot, which is filled at once. Source: call-execution X37, X38, X44, X45, X47, X62, X63, X71, X72, X74, X92.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import secrets
 import shutil
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,6 +34,8 @@ from callyard.policy.restart import RestartThrottle
 from callyard.policy.stall import StallLimits, compute_limits, is_stalled
 from callyard.scheduler import events as e
 from callyard.scheduler.executors import ExecutorSnapshot
+from callyard.scheduler.placement import DEFAULT_POOL, Placement, PoolName
+from callyard.scheduler.statistics import Demand
 from callyard.wire.messages import (
     CODE_PART,
     PROTOCOL_VERSION,
@@ -52,10 +54,10 @@ from callyard.wire.messages import (
     WireError,
     WorkerMessage,
 )
-from callyard.worker.actor import Actor
-from callyard.worker.code_view import Standing, choose_replaced
-from callyard.worker.config import WorkerConfig
-from callyard.worker.io.hub import IoAnswer, IoHub
+from callyard.worker.actor import Actor, IoAsked
+from callyard.worker.code_view import PATIENCE_MS, Standing, choose_replaced
+from callyard.worker.config import PoolConfig, WorkerConfig
+from callyard.worker.io.hub import IoHub
 from callyard.worker.link import ExecutorLink, LinkEvent
 from callyard.worker.marks import MarkPage
 from callyard.worker.run_folder import RunFolder
@@ -67,6 +69,9 @@ LATE_TICK_MS: Final = 1_000
 LATE_CHECK_MS: Final = 50
 """The same for the end of a cancel's grace: the answer may have come by now, and wait to be read."""
 LAST_OUTPUT_WAIT_S: Final = 0.5
+LOOK_DELAY_S: Final = 0.005
+"""Between a change and the look at who should serve what: a look costs what the placements that wait are, and a tenth
+of what a start takes is soon enough."""
 
 
 class SlotState(StrEnum):
@@ -81,11 +86,12 @@ class Executor:
     """One process with its link, in a slot or spare."""
 
     executor_id: ExecutorId
+    pool: NamedPool
     process: ExecutorProcess
     link: ExecutorLink
     marks: MarkPage
     started_at_ms: int
-    slot: Slot | None = None  # None: a spare
+    slot: Slot | None = None  # None: a spare, or it ends its calls beside the slots
     heartbeat: HeartbeatPayload | None = None  # None: not attached yet
     heartbeat_at_ms: int = 0
     posted_seq: int = 0  # of the last heartbeat the scheduler was told of
@@ -94,6 +100,8 @@ class Executor:
     stopped_ticks: int = 0  # ticks in a row that saw it in process state T
     losing: bool = False
     retiring: str = ""  # why it will be replaced once its calls are done
+    in_place: bool = False  # its slot waits until they are
+    aside: bool = False  # it has left its slot
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     token: str = ""
@@ -109,8 +117,9 @@ class Executor:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A supervised place in the pool."""
+    """A supervised place in a pool."""
 
+    pool: NamedPool
     index: int
     throttle: RestartThrottle
     state: SlotState = SlotState.WAITING
@@ -118,10 +127,34 @@ class Slot:
     timer: asyncio.TimerHandle | None = None
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class NamedPool:
+    """One pool: its settings, its slots and spares. The worker's own is named `default`."""
+
+    name: PoolName
+    config: WorkerConfig  # with what is its own
+    own: PoolConfig | None  # None: the worker's
+    spawner: Spawner
+    slots: list[Slot] = field(default_factory=list)
+    spares: list[Executor] = field(default_factory=list)
+    attached_at_ms: int = 0  # when an executor was last attached, or the pool started
+    last_loss: str = ""
+    unmet_since_ms: dict[Placement, int] = field(default_factory=dict)  # placements that no executor may serve now
+
+    def environment_of(self, place: int) -> Mapping[str, str]:
+        return {} if self.own is None else self.own.environment_of(place)
+
+    def add_slot(self) -> Slot:
+        slot = Slot(self, len(self.slots), RestartThrottle(self.config.restart_policy))
+        self.slots.append(slot)
+        return slot
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotView:
     """What `Worker.statistics` shows of a slot."""
 
+    pool: str = DEFAULT_POOL
     index: int
     state: str
     executor_id: str
@@ -136,17 +169,17 @@ class Pool:
     def __init__(
         self,
         config: WorkerConfig,
-        spawner: Spawner,
+        spawners: Mapping[PoolName, Spawner],
         actor: Actor,
         clock: Clock,
         folder: RunFolder,
         on_output: OutputCallback,
         find_bundle: Callable[[Digest], tuple[Path, str] | None],
         io: IoHub,
-        on_unavailable: Callable[[str], None],
+        on_unavailable: Callable[[PoolName, str], None],
     ) -> None:
+        """`spawners` by pool: there is one for the worker's own, and one for each named pool of the settings."""
         self._config = config
-        self._spawner = spawner
         self._actor = actor
         self._clock = clock
         self._folder = folder
@@ -156,52 +189,62 @@ class Pool:
         """The folder and the module of a bundle that a task is allowed to run."""
         self._on_unavailable = on_unavailable
         self._loop = asyncio.get_running_loop()
-        self._slots = [Slot(i, RestartThrottle(config.restart_policy)) for i in range(config.executors)]
+        self._pools = {
+            name: NamedPool(name=name, config=config.of_pool(name), own=config.pools.get(name), spawner=spawner)
+            for name, spawner in spawners.items()
+        }
+        for pool in self._pools.values():
+            for _ in range(pool.config.executors):
+                pool.add_slot()
         self._executors: dict[ExecutorId, Executor] = {}
         """Every process that is not gone."""
-        self._spares: list[Executor] = []
         self._started = 0
         self._stopping = False
         self._losses: set[asyncio.Task[None]] = set()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._tick_due_ms = 0
-        self._attached_at_ms = 0
-        """When an executor was last attached, or the pool started."""
-        self._told_unavailable = False
         self._last_loss = ""
         self._change = asyncio.Event()
         self._describing: dict[RequestId, asyncio.Future[DescribedPayload]] = {}
         self._listeners: dict[ExecutorId, asyncio.Server] = {}
-        self._unmet_since_ms: dict[Digest, int] = {}
-        """Bundles whose ready calls no executor may take."""
         self._looking = False
-        self.bundles_in_force: Callable[[], int] = lambda: 1
-        """With one there is nothing to exchange."""
+        self.may_exchange: Callable[[], bool] = lambda: False
+        """Whether there was more than one bundle, or tenant of a sandbox: else there is nothing to exchange."""
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._attached_at_ms = self._clock.now_ms()
+        for pool in self._pools.values():
+            pool.attached_at_ms = self._clock.now_ms()
         self._arm_tick()
-        for slot in self._slots:
+        for slot in self._all_slots():
             await asyncio.shield(self._keep(self._fill(slot)))  # half a start could not be undone
         if not self._executors and not self._stopping:
             raise UsageError(f"executors do not start: {self._last_loss}")
 
+    def _all_slots(self) -> list[Slot]:
+        return [slot for pool in self._pools.values() for slot in pool.slots]
+
     async def wait_attached(self) -> Executor:
-        """The first executor that attached. Raises UsageError when every start fails or the time is up."""
+        """One executor of each pool has attached. Returns the first of the worker's own; raises UsageError when every
+        start fails or the time is up."""
+        own, *_ = [await self._wait_attached(pool) for pool in self._pools.values()]
+        return own
+
+    async def _wait_attached(self, pool: NamedPool) -> Executor:
+        whose = "" if pool.own is None else f" of pool {pool.name!r}"
         deadline_s = self._loop.time() + self._config.start_timeout_ms / 1_000
         while True:
             self._check_not_stopping()
-            for slot in self._slots:
+            for slot in pool.slots:
                 if slot.executor is not None and slot.executor.attached.is_set() and not slot.executor.losing:
                     return slot.executor
-            if any(slot.state is SlotState.BACKOFF for slot in self._slots):
-                raise UsageError(f"executors do not start: {self._last_loss}")
+            if any(slot.state is SlotState.BACKOFF for slot in pool.slots):
+                raise UsageError(f"executors{whose} do not start: {pool.last_loss}")
             if (left := deadline_s - self._loop.time()) <= 0:
                 raise UsageError(
-                    f"no executor started within start_timeout_ms={self._config.start_timeout_ms}"
-                    f"{': ' + self._last_loss if self._last_loss else ''}"
+                    f"no executor{whose} started within start_timeout_ms={self._config.start_timeout_ms}"
+                    f"{': ' + pool.last_loss if pool.last_loss else ''}"
                 )
             self._change.clear()
             try:
@@ -220,7 +263,7 @@ class Pool:
         self._change.set()
         if self._tick_timer is not None:
             self._tick_timer.cancel()
-        for slot in self._slots:
+        for slot in self._all_slots():
             slot.state = SlotState.STOPPED
             if slot.timer is not None:
                 slot.timer.cancel()
@@ -235,25 +278,28 @@ class Pool:
         """Give the slot a spare, or a new process; then see that there are spares again."""
         if self._stopping or slot.executor is not None or slot.state is SlotState.STOPPED:
             return
-        spare = self._take_spare()
+        spare = self._take_spare(slot.pool)
         if spare is not None:
             self._seat(spare, slot)
             self._hand_over(spare)
             return
         try:
-            await self._spawn(slot)
+            await self._spawn(slot.pool, slot)
         except OSError as error:  # no descriptors, processes, memory or disk now: there may be later
-            self._last_loss = f"an executor could not be started: {error}"
+            self._note_loss(slot.pool, f"an executor could not be started: {error}")
             self._fill_later(slot, made_progress=False)
 
-    def _take_spare(self) -> Executor | None:
+    def _take_spare(self, pool: NamedPool) -> Executor | None:
         """A spare that is attached, whose place is filled again; None: there is none now."""
-        ready = [spare for spare in self._spares if spare.attached.is_set() and not spare.losing]
+        ready = [spare for spare in pool.spares if spare.attached.is_set() and not spare.losing]
         if not ready:
             return None
-        self._spares.remove(ready[0])
-        self._keep(self._fill_spares())
+        pool.spares.remove(ready[0])
+        self._keep(self._fill_spares(pool))
         return ready[0]
+
+    def _note_loss(self, pool: NamedPool, text: str) -> None:
+        self._last_loss = pool.last_loss = text
 
     def _fill_later(self, slot: Slot, *, made_progress: bool) -> None:
         """At once, or after the delay that starts without progress have earned (X45)."""
@@ -265,25 +311,25 @@ class Pool:
         slot.timer = self._loop.call_later(delay_ms / 1_000, lambda: self._keep(self._fill(slot)))
         self._change.set()
 
-    async def _fill_spares(self) -> None:
+    async def _fill_spares(self, pool: NamedPool) -> None:
         """Spares start only once the slots have their processes: they must not slow the first calls down."""
         while (
             not self._stopping
-            and len(self._spares) < self._config.spare_executors
-            and all(slot.executor is not None and slot.executor.attached.is_set() for slot in self._slots)
+            and len(pool.spares) < pool.config.spare_executors
+            and all(slot.executor is not None and slot.executor.attached.is_set() for slot in pool.slots)
         ):
             try:
-                await self._spawn(None)
+                await self._spawn(pool, None)
             except OSError:
                 return  # no room for a spare; the next executor that attaches tries again
 
-    async def _spawn(self, slot: Slot | None, *, apart: bool = False) -> Executor:
+    async def _spawn(self, pool: NamedPool, slot: Slot | None, *, apart: bool = False) -> Executor:
         """Start a process for the slot, or as a spare. It has its place before anything can be awaited, so that its
         loss is never missed. Raises OSError, and leaves nothing behind, when there can be no process."""
         self._started += 1
         executor_id = ExecutorId(f"exec-{self._started}")
         with ExitStack() as undo:
-            marks = MarkPage(self._folder.path / "marks" / executor_id, self._config.mark_slots)
+            marks = MarkPage(self._folder.path / "marks" / executor_id, pool.config.mark_slots)
             undo.callback(marks.close)
             link = ExecutorLink(
                 executor_id,
@@ -294,16 +340,16 @@ class Pool:
                 self._config.outbox_bytes_max,
             )
             if self._config.link_mode == "path":
-                executor = self._spawn_on_path(executor_id, marks, link, slot, apart)
+                executor = self._spawn_on_path(executor_id, pool, marks, link, slot, apart)
                 undo.pop_all()
                 return executor
             ours, theirs = open_socketpair()
             undo.callback(ours.close)
             with theirs:
-                order = self._order(executor_id, marks, theirs.fileno(), None, "")
-                process = self._spawner.spawn(order, self._on_output)
+                order = self._order(executor_id, pool, slot, marks, theirs.fileno(), None, "")
+                process = pool.spawner.spawn(order, self._on_output)
             undo.pop_all()
-        executor = self._register(executor_id, process, link, marks, "", slot, apart)
+        executor = self._register(executor_id, pool, process, link, marks, "", slot, apart)
         await self._open(executor, ours)
         return executor
 
@@ -313,12 +359,20 @@ class Pool:
         slot.state = SlotState.RUNNING
 
     def _order(
-        self, executor_id: ExecutorId, marks: MarkPage, socket_fd: int | None, path: Path | None, token: str
+        self,
+        executor_id: ExecutorId,
+        pool: NamedPool,
+        slot: Slot | None,
+        marks: MarkPage,
+        socket_fd: int | None,
+        path: Path | None,
+        token: str,
     ) -> SpawnOrder:
         return SpawnOrder(
             executor_id=executor_id,
-            executor_max_inflight=self._config.executor_max_inflight,
-            executor_max_runnable=self._config.executor_max_runnable,
+            environment=pool.environment_of(0 if slot is None else slot.index),
+            executor_max_inflight=pool.config.executor_max_inflight,
+            executor_max_runnable=pool.config.executor_max_runnable,
             heartbeat_interval_ms=self._config.heartbeat_interval_ms,
             capture_locals=self._config.capture_locals,
             mark_fd=marks.fd,
@@ -330,6 +384,7 @@ class Pool:
     def _register(
         self,
         executor_id: ExecutorId,
+        pool: NamedPool,
         process: ExecutorProcess,
         link: ExecutorLink,
         marks: MarkPage,
@@ -339,6 +394,7 @@ class Pool:
     ) -> Executor:
         executor = Executor(
             executor_id=executor_id,
+            pool=pool,
             process=process,
             link=link,
             marks=marks,
@@ -350,12 +406,18 @@ class Pool:
         if slot is not None:
             self._seat(executor, slot)
         elif not apart:
-            self._spares.append(executor)
+            pool.spares.append(executor)
         process.on_exit(lambda: self.lose(executor, "exited", ""))
         return executor
 
     def _spawn_on_path(
-        self, executor_id: ExecutorId, marks: MarkPage, link: ExecutorLink, slot: Slot | None, apart: bool
+        self,
+        executor_id: ExecutorId,
+        pool: NamedPool,
+        marks: MarkPage,
+        link: ExecutorLink,
+        slot: Slot | None,
+        apart: bool,
     ) -> Executor:
         """The executor dials: a folder of its own (0700), the uid checked, a one-time token, one connection (X32)."""
         folder = self._folder.path / "links" / executor_id
@@ -367,9 +429,10 @@ class Pool:
             listener.bind(str(path))
             listener.listen(8)
             listener.setblocking(False)
-            process = self._spawner.spawn(self._order(executor_id, marks, None, path, token), self._on_output)
+            order = self._order(executor_id, pool, slot, marks, None, path, token)
+            process = pool.spawner.spawn(order, self._on_output)
             undo.pop_all()
-        executor = self._register(executor_id, process, link, marks, token, slot, apart)
+        executor = self._register(executor_id, pool, process, link, marks, token, slot, apart)
 
         def accept() -> None:
             try:
@@ -417,7 +480,7 @@ class Pool:
 
     def on_events(self, link: ExecutorLink, events: list[LinkEvent]) -> None:
         self._actor.post_from(link, events)
-        self.look_at_bundles_soon()
+        self.look_at_placements_soon()
 
     def on_heartbeat(self, link: ExecutorLink, heartbeat: HeartbeatPayload) -> None:
         executor = self._executors.get(link.executor_id)
@@ -433,11 +496,10 @@ class Pool:
             self._actor.touch(link)
         if first:
             executor.attached.set()
-            self._attached_at_ms = executor.heartbeat_at_ms
-            self._told_unavailable = False
+            executor.pool.attached_at_ms = executor.heartbeat_at_ms
             self._hand_over(executor)
             self._change.set()
-            self._keep(self._fill_spares())
+            self._keep(self._fill_spares(executor.pool))
         elif heartbeat.draining and not executor.retiring:
             self.retire(executor, heartbeat.draining)
 
@@ -462,7 +524,8 @@ class Pool:
         executor.limits = self._limits(executor)
         snapshot = self._snapshot(executor)
         executor.posted_seq = snapshot.heartbeat_seq
-        self._actor.post(e.ExecutorAttached(snapshot))
+        pool = executor.pool
+        self._actor.post(e.ExecutorAttached(snapshot, pool.name, pool.config.executor_memory_high_watermark))
 
     def on_waiting(self, link: ExecutorLink, message: CallWaiting, sidecar: bytes | None) -> None:
         """Answer what needs no scheduling; every wait gets an answer, else its call would hang (X78)."""
@@ -470,11 +533,11 @@ class Pool:
         if payload.wait_kind == WaitKind.FUNCTION_CODE and payload.function_code is not None:
             digest = payload.function_code.digest
             # Only its own bundle: what runs in it may ask for another one's code.
-            is_own = self._actor.bundle_demand().bound.get(link.executor_id) == digest
-            found = self._find_bundle(digest) if is_own else None
+            bound = self._actor.find_placement(link.executor_id)
+            found = self._find_bundle(digest) if bound is not None and bound.digest == digest else None
             if found is not None:
                 path, module = found
-                shown = "" if self._spawner.sends_code else str(path)
+                shown = "" if self._sends_code(link) else str(path)
                 result = msgspec.Raw(msgspec.json.encode({"path": shown, "module": module}))
                 answer = ResumeCallPayload(WaitKind.FUNCTION_CODE, payload.attempt_seq, result)
                 self._send_after_code(link, path, ResumeCall(message.call_id, message.request_id, answer))
@@ -488,11 +551,15 @@ class Pool:
         kind = WaitKind(payload.wait_kind) if payload.wait_kind in list(WaitKind) else WaitKind.IO
         self._resume(link, message, kind, error=error)
 
+    def _sends_code(self, link: ExecutorLink) -> bool:
+        executor = self._executors.get(link.executor_id)
+        return executor is not None and executor.pool.spawner.sends_code
+
     def _send_after_code(self, link: ExecutorLink, path: Path, last: WorkerMessage) -> None:
         """Send `last`, and before it the bundle in `path` where the executor cannot read that folder: part by part, the
         next one once the transport took the one before, so that the outbox holds one at most."""
         part_bytes = min(PART_BYTES, self._config.outbox_bytes_max // 2)
-        parts = enumerate(read_parts(path, part_bytes) if self._spawner.sends_code else ())
+        parts = enumerate(read_parts(path, part_bytes) if self._sends_code(link) else ())
 
         def send_next() -> None:
             try:
@@ -532,22 +599,10 @@ class Pool:
         request = payload.io
         call_id, request_id, seq = message.call_id, message.request_id, payload.attempt_seq
 
-        def answer(done: IoAnswer) -> None:
-            self._actor.resume(
-                link,
-                call_id,
-                request_id,
-                WaitKind.IO,
-                seq,
-                msgspec.Raw(done.result),
-                done.error,
-                body=done.body,
-                budget_used_ms=done.budget_used_ms,
-            )
-
         def submit() -> None:
             budget_ms = self._actor.begin_io(link, call_id, seq)
             if budget_ms is not None:  # else the attempt is over
+                answer = IoAsked(self._actor, link, call_id, seq, request_id)
                 self._io.submit(payload.task_id, call_id, seq, request_id, request, sidecar, answer, budget_ms)
 
         link.when_room(submit)  # an executor that does not keep up with its answers is given no more to read
@@ -555,7 +610,7 @@ class Pool:
     def on_interrupted(self, link: ExecutorLink) -> None:
         """Half a transaction may be left in a connection, or a lock held: nobody else should find it."""
         executor = self._executors.get(link.executor_id)
-        if executor is not None and self._config.after_interrupt == "recycle" and not executor.losing:
+        if executor is not None and executor.pool.config.after_interrupt == "recycle" and not executor.losing:
             self.retire(executor, "a call was interrupted")
 
     def on_call_event(self, link: ExecutorLink, message: CallEvent) -> None:
@@ -600,7 +655,7 @@ class Pool:
         answer: asyncio.Future[DescribedPayload] = self._loop.create_future()
         self._describing[request_id] = answer
         executor.described = digest
-        shown = "" if self._spawner.sends_code else str(path)
+        shown = "" if executor.pool.spawner.sends_code else str(path)
         self._send_after_code(executor.link, path, Describe(request_id, DescribePayload(digest, shown, module)))
         gone = asyncio.ensure_future(executor.gone.wait())
         try:
@@ -627,12 +682,13 @@ class Pool:
     async def describe_apart(self, digest: Digest, path: Path, module: str) -> DescribedPayload:
         """The same in a process that serves nothing else, and ends with it. Raises UsageError."""
         self._check_not_stopping()
-        executor = self._take_spare()
+        pool = self._pools[DEFAULT_POOL]
+        executor = self._take_spare(pool)
         if executor is not None:
             executor.apart = True
         else:
             try:
-                executor = await self._spawn(None, apart=True)
+                executor = await self._spawn(pool, None, apart=True)
             except OSError as error:
                 raise UsageError(f"no executor can be started to describe {module!r}: {error}") from error
         try:
@@ -640,16 +696,17 @@ class Pool:
         finally:
             self.lose(executor, "recycled", "it described a bundle")
 
-    # --- bundles ------------------------------------------------------------------------------------------------
+    # --- who serves what ----------------------------------------------------------------------------------------
 
     async def retire_bundle(self, digest: Digest) -> None:
         """Replace the executors that serve a bundle which nobody may call any more; returns when they are gone."""
-        bound = self._actor.bundle_demand().bound
-        serving = [
-            executor
-            for executor in self._executors.values()
-            if digest in (executor.described, bound.get(executor.executor_id)) and not executor.apart
-        ]
+        bound = self._actor.demand().bound
+        serving = []
+        for executor in self._executors.values():
+            placement = bound.get(executor.executor_id)
+            served = None if placement is None else placement.digest
+            if digest in (executor.described, served) and not executor.apart:
+                serving.append(executor)
         for executor in serving:
             self._give_way(executor, "its bundle went out of force")
         for executor in serving:
@@ -657,62 +714,101 @@ class Pool:
 
     def free_described(self) -> None:
         """Replace executors that loaded a bundle to describe it, and have run nothing of it: the scheduler takes them
-        for bound to none. Call it before calls of a second bundle are posted."""
-        bound = self._actor.bundle_demand().bound
+        for bound to nothing. Call it before calls of a second bundle are posted."""
+        bound = self._actor.demand().bound
         for executor in list(self._executors.values()):
             if executor.described is not None and not executor.apart and bound.get(executor.executor_id) is None:
                 self._give_way(executor, "it described another bundle")
 
     def _give_way(self, executor: Executor, why: str) -> None:
+        """Its slot is wanted for another placement: the pool keeps its size, so the slot waits for its calls."""
         if not executor.losing and not executor.retiring:
+            executor.in_place = True
             self.retire(executor, why)
 
-    def look_at_bundles_soon(self) -> None:
-        """After the turn that is scheduled, see whether an executor must change its bundle (X92)."""
-        if self.bundles_in_force() <= 1:
-            self._unmet_since_ms.clear()
-        elif not self._looking:
+    def look_at_placements_soon(self) -> None:
+        """A little later, see whether an executor must change what it serves (X92)."""
+        if not self._looking and (self.may_exchange() or self._actor.has_strays):
             self._looking = True
-            self._loop.call_soon(self._look_at_bundles)
+            self._loop.call_later(LOOK_DELAY_S, self._look_at_placements)
 
-    def _look_at_bundles(self) -> None:
+    def _look_at_placements(self) -> None:
         self._looking = False
         if self._stopping:
             return
-        now_ms = self._clock.now_ms()
-        demand = self._actor.bundle_demand()
-        since = self._unmet_since_ms
-        self._unmet_since_ms = {digest: since.get(digest, now_ms) for digest in demand.unmet}
         for executor in list(self._executors.values()):
             self._replace_if_idle(executor)
-        if not demand.unmet:
+        demand = self._actor.demand()
+        for pool in self._pools.values():
+            self._exchange(pool, demand)
+
+    def _exchange(self, pool: NamedPool, demand: Demand) -> None:
+        """Find an executor for each placement of this pool that has none."""
+        now_ms = self._clock.now_ms()
+        stranded = [placement for placement in demand.stranded if placement.pool == pool.name]
+        wanted = {placement for placement in demand.unmet if placement.pool == pool.name}.union(stranded)
+        since = pool.unmet_since_ms
+        pool.unmet_since_ms = {placement: since.get(placement, now_ms) for placement in wanted}
+        if not wanted:
             return
         standings: list[Standing] = []
-        coming = 0
-        for slot in self._slots:
+        coming = free = 0
+        for slot in pool.slots:
             seated = slot.executor
-            if seated is None:
-                coming += slot.state is SlotState.RUNNING
-            elif seated.losing or seated.retiring or seated.executor_id not in demand.bound:
+            if seated is None or seated.losing or seated.executor_id not in demand.bound:
+                coming += seated is not None or slot.state is SlotState.RUNNING
+                free += slot.state is SlotState.RUNNING
+            elif seated.retiring:
                 coming += 1
             else:
-                digest = demand.bound[seated.executor_id]
-                standings.append(Standing(seated.executor_id, digest, len(seated.link.seats)))
-        waited_ms = {digest: now_ms - at_ms for digest, at_ms in self._unmet_since_ms.items()}
-        for executor_id in choose_replaced(standings, waited_ms, coming):
-            self._give_way(self._executors[executor_id], "calls of another bundle wait")
+                placement = demand.bound[seated.executor_id]
+                free += placement is None
+                standings.append(Standing(seated.executor_id, placement, len(seated.link.seats)))
+        waited_ms = {placement: now_ms - at_ms for placement, at_ms in pool.unmet_since_ms.items()}
+        for executor_id in choose_replaced(standings, waited_ms, coming, frozenset(stranded)):
+            self._give_way(self._executors[executor_id], "calls of another placement wait")
+            free += not self._executors[executor_id].link.seats
+        for placement in stranded:
+            if free == 0 and waited_ms[placement] >= PATIENCE_MS:
+                self._make_room(pool)
+            free = max(0, free - 1)
+
+    def _make_room(self, pool: NamedPool) -> None:
+        """A slot for subcalls that no executor may ever take: what holds them all may wait for these subcalls."""
+        seated = [slot.executor for slot in pool.slots if slot.executor is not None and not slot.executor.losing]
+        if seated:
+            executor = min(seated, key=lambda one: (not one.retiring, len(one.link.seats), one.executor_id))
+            if not executor.retiring:
+                executor.retiring = "subcalls of another placement wait"
+                self._actor.post(e.ExecutorSealed(executor.executor_id))
+            self._step_aside(executor)
 
     # --- losing -------------------------------------------------------------------------------------------------
 
     def retire(self, executor: Executor, why: str) -> None:
-        """Take no more calls; replace it once those it holds are done."""
+        """Take no more calls; replace it now, and let it end those it holds beside its slot."""
         executor.retiring = why
         self._actor.post(e.ExecutorSealed(executor.executor_id))
         self._replace_if_idle(executor)
 
     def _replace_if_idle(self, executor: Executor) -> None:
-        if executor.retiring and not executor.link.seats:
+        if not executor.retiring or executor.losing:
+            return
+        if not executor.link.seats:
             self.lose(executor, "recycled", f"replaced after {executor.retiring}")
+        elif executor.slot is not None and not executor.in_place:
+            pool = executor.pool
+            beside = sum(other.aside and other.pool is pool for other in self._executors.values())
+            if beside < len(pool.slots):  # else its slot waits, so that long calls do not pile up processes
+                self._step_aside(executor)
+
+    def _step_aside(self, executor: Executor) -> None:
+        """Leave the slot to another process, and end here what is under way."""
+        slot = executor.slot
+        assert slot is not None
+        executor.slot = slot.executor = None
+        executor.aside = True
+        self._keep(self._fill(slot))
 
     def lose_by_id(self, executor_id: ExecutorId, cause: str, message: str) -> None:
         executor = self._executors.get(executor_id)
@@ -783,10 +879,10 @@ class Pool:
         del self._executors[executor.executor_id]
         executor.gone.set()
         self._change.set()
-        if executor in self._spares:
-            self._spares.remove(executor)
+        if executor in executor.pool.spares:
+            executor.pool.spares.remove(executor)
         if cause not in ("shutdown", "recycled"):
-            self._last_loss = executor.loss_message
+            self._note_loss(executor.pool, executor.loss_message)
         slot = executor.slot
         if slot is None or self._stopping or slot.state is SlotState.STOPPED:
             return
@@ -807,7 +903,8 @@ class Pool:
             self._tick_timer.cancel()
         now_ms = self._clock.now_ms()
         judge = now_ms - self._tick_due_ms <= LATE_TICK_MS
-        self._fit_slots()
+        for pool in self._pools.values():
+            self._fit_slots(pool)
         for executor in list(self._executors.values()):
             if executor.losing:
                 continue
@@ -819,23 +916,22 @@ class Pool:
                 self._replace_if_idle(executor)
             if judge:
                 self._judge(executor, now_ms)
-        self._judge_pool(now_ms)
-        self.look_at_bundles_soon()
+        for pool in self._pools.values():
+            self._judge_pool(pool, now_ms)
+        self.look_at_placements_soon()
         self._arm_tick()
 
-    def _fit_slots(self) -> None:
+    def _fit_slots(self, pool: NamedPool) -> None:
         """While exclusive calls wait there are more slots, up to `executors_max`; idle ones go again (X90)."""
-        waiting = self._actor.exclusive_waiting()
-        least = self._config.executors
-        room = self._config.slots_max - len(self._slots)
+        waiting = self._actor.exclusive_waiting(pool.name)
+        least = pool.config.executors
+        room = pool.config.slots_max - len(pool.slots)
         for _ in range(min(waiting, room)):
-            slot = Slot(len(self._slots), RestartThrottle(self._config.restart_policy))
-            self._slots.append(slot)
-            self._keep(self._fill(slot))
-        if waiting == 0 and len(self._slots) > least:
-            last = self._slots[-1]
+            self._keep(self._fill(pool.add_slot()))
+        if waiting == 0 and len(pool.slots) > least:
+            last = pool.slots[-1]
             if last.executor is None or not (last.executor.link.seats or last.executor.losing):
-                self._slots.pop()
+                pool.slots.pop()
                 self._leave_slot(last)
 
     def _leave_slot(self, slot: Slot) -> None:
@@ -869,26 +965,32 @@ class Pool:
         blocked_at_ms = executor.link.write_blocked_since_ms
         if silent_ms > limits.heartbeat_ms and not (limits.heartbeat_needs_idle_cpu and cpu_rises):
             message = f"{executor.executor_id} sent no heartbeat for {silent_ms} ms"
-            self.lose(executor, "heartbeat", message, heartbeat.running_call_id or None)
+            self.lose(executor, "heartbeat", message, self._find_running(executor, heartbeat))
         elif is_stalled(
             limits.stall_ms, bool(heartbeat.running_call_id), heartbeat.last_scheduler_active_at_ms, now_ms
         ):
             stalled_ms = now_ms - heartbeat.last_scheduler_active_at_ms
             message = f"{executor.executor_id} was blocked for {stalled_ms} ms by code that cannot be interrupted"
-            self.lose(executor, "wedge", message, heartbeat.running_call_id)
+            self.lose(executor, "wedge", message, self._find_running(executor, heartbeat))
         elif blocked_at_ms is not None and now_ms - blocked_at_ms > limits.heartbeat_ms:
             message = f"{executor.executor_id} read nothing for {now_ms - blocked_at_ms} ms"
             self.lose(executor, "not_reading", message)
 
-    def _judge_pool(self, now_ms: int) -> None:
-        """With no executor for too long, waiting calls end `unavailable` with the reason (X71)."""
-        if any(slot.executor is not None and slot.executor.attached.is_set() for slot in self._slots):
-            self._attached_at_ms = now_ms
-        elif now_ms - self._attached_at_ms > self._config.no_executor_timeout_ms and not self._told_unavailable:
-            self._told_unavailable = True
+    def _find_running(self, executor: Executor, heartbeat: HeartbeatPayload) -> CallId | None:
+        """Whose code blocks a process (X38). Its page is newer than the last heartbeat: none leaves while C code holds
+        the GIL."""
+        return executor.link.running_call() or heartbeat.running_call_id or None
+
+    def _judge_pool(self, pool: NamedPool, now_ms: int) -> None:
+        """With no executor for too long, calls that wait for one end `unavailable` with the reason (X71)."""
+        if any(slot.executor is not None and slot.executor.attached.is_set() for slot in pool.slots):
+            pool.attached_at_ms = now_ms
+        elif now_ms - pool.attached_at_ms > self._config.no_executor_timeout_ms:
+            whose = "" if pool.own is None else f" of pool {pool.name!r}"
             self._on_unavailable(
-                f"no executor for no_executor_timeout_ms={self._config.no_executor_timeout_ms}; the last one:"
-                f" {self._last_loss or 'did not start'}"
+                pool.name,
+                f"no executor{whose} for no_executor_timeout_ms={self._config.no_executor_timeout_ms}; the last one:"
+                f" {pool.last_loss or 'did not start'}",
             )
 
     def _snapshot(self, executor: Executor) -> ExecutorSnapshot:
@@ -929,11 +1031,12 @@ class Pool:
 
     def slots(self) -> list[SlotView]:
         views = []
-        for slot in self._slots:
+        for slot in self._all_slots():
             executor = slot.executor
             heartbeat = executor.heartbeat if executor is not None else None
             views.append(
                 SlotView(
+                    pool=slot.pool.name,
                     index=slot.index,
                     state=slot.state.value,
                     executor_id=executor.executor_id if executor is not None else "",

@@ -23,9 +23,7 @@ class RunFolder:
 
     def __init__(self) -> None:
         _remove_abandoned(Path(tempfile.gettempdir()))
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock_fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        self.path, self._lock_fd = _make_locked()
         for name in ("bundles", "marks", "links"):
             (self.path / name).mkdir(mode=0o700)
 
@@ -34,6 +32,18 @@ class RunFolder:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+def _make_locked() -> tuple[Path, int]:
+    """A folder and its lock, held. Another worker that starts may lock the folder before us, and take it for abandoned:
+    then there is another one."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return path, fd
+        os.close(fd)
 
 
 def _remove_abandoned(parent: Path) -> None:

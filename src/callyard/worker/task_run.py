@@ -13,19 +13,21 @@ from typing import Final
 
 from callyard.clock import Clock
 from callyard.errors import CallError, CallFailure, ErrorKind, fail
+from callyard.functions.ports import SubcallEvent
 from callyard.policy.credit import CreditWindow, ReorderBuffer
 from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan, prepare_batch
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.statistics import TaskProgress
-from callyard.wire.messages import CallEventPayload
-from callyard.worker.actor import Actor, BatchPrepared, CallSubmitted, TaskOpened
+from callyard.wire.messages import CallContext, CallEventPayload
+from callyard.worker.actor import DEFAULT_CONTEXT, Actor, BatchPrepared, CallSubmitted, TaskOpened
 from callyard.worker.builders import Row
 from callyard.worker.code_view import CodeView
 from callyard.worker.config import WorkerConfig
 from callyard.worker.feeds import RowFeed
 from callyard.worker.io.hub import TaskIoOptions
 from callyard.worker.results import EventCallback, ToldCalls
+from callyard.worker.subcall_trail import SubcallTrail
 
 BATCH_SPAN_MS: Final = 20
 OUTSTANDING_PARTS: Final = 32
@@ -38,7 +40,9 @@ class TaskRun:
     """One call list from its first row to its convergence. Satisfies `TaskListener`."""
 
     takes_rows = True
+    trail: SubcallTrail | None = None
     io_options: TaskIoOptions | None = None
+    deadline_at_ms: int | None = None
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class TaskRun:
         on_end: Callable[[TaskRun | SingleCall], None],
     ) -> None:
         self.plan = plan
+        self.context = _context_of(plan)
         self.audits = view.audits
         self._told = ToldCalls(on_event, capture=capture)
         self.wants_events = self._told.wanted
@@ -265,7 +270,9 @@ class SingleCall:
     """A task of one root call, for `Worker.call`: no window, no order, one future. Satisfies `TaskListener`."""
 
     takes_rows = False
+    trail: SubcallTrail | None = None
     io_options: TaskIoOptions | None = None
+    deadline_at_ms: int | None = None
 
     def __init__(
         self,
@@ -279,6 +286,7 @@ class SingleCall:
         capture: bool = False,
     ) -> None:
         self.plan = plan
+        self.context = _context_of(plan)
         self.audits = view.audits
         self._told = ToldCalls(on_event, capture=capture)
         self.wants_events = self._told.wanted
@@ -335,3 +343,51 @@ class SingleCall:
         if not self._done.done():  # a caller that was cancelled waits no more
             results, _ = self._told.attach(command.results[:1])
             self._done.set_result(results[0])
+
+
+class AttemptCall(SingleCall):
+    """One attempt of a dispatched call (D39). Its events go out as they came, and its subcalls are told of (D48)."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        plan: TaskPlan,
+        view: CodeView,
+        call: NewCall,
+        context: CallContext,
+        deadline_at_ms: int | None,
+        on_event: Callable[[CallEventPayload], None] | None,
+        on_subcall: Callable[[SubcallEvent], None] | None,
+        on_end: Callable[[TaskRun | SingleCall], None],
+    ) -> None:
+        super().__init__(actor, plan, view, call, on_end)
+        self._waiting: list[Callable[[], object]] = []
+        if on_subcall is not None:
+            self.trail = SubcallTrail(on_subcall)
+        self.context = context
+        self.deadline_at_ms = deadline_at_ms
+        self.wants_events = on_event is not None
+        self._on_event = on_event
+
+    def on_call_event(self, index: int, event: CallEventPayload) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def when_ended(self, then: Callable[[], object]) -> None:
+        """Call `then` when it has ended: its code runs no more, and its reservation is free."""
+        if self._ended:
+            then()
+        else:
+            self._waiting.append(then)
+
+    def _end(self) -> None:
+        super()._end()
+        if self.trail is not None:
+            self.trail.close()
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then()
+
+
+def _context_of(plan: TaskPlan) -> CallContext:
+    return DEFAULT_CONTEXT if plan.tenant == DEFAULT_CONTEXT.tenant else CallContext(tenant=plan.tenant)

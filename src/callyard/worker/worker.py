@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import resource
 import sys
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing
 from pathlib import Path
 from random import Random
@@ -31,12 +31,16 @@ from callyard.functions.audit.policies import AllowPolicy, BundleView, to_policy
 from callyard.functions.encoding import ResultMisfit, encode_canonical
 from callyard.functions.function import MILLISECONDS_MAX
 from callyard.functions.loading import refuse_while_importing
+from callyard.functions.ports import SubcallEvent
 from callyard.functions.registry import FunctionSpec, Registry, UnknownFunction
 from callyard.ids import Digest, ExecutorId, FunctionId, TaskId, Tenant
 from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan
+from callyard.scheduler.placement import DEFAULT_POOL, PoolName
 from callyard.scheduler.statistics import SchedulerStatistics
 from callyard.scheduler.tasks import CachePolicy
-from callyard.worker.actor import Actor
+from callyard.wire.messages import CallContext, CallEventPayload
+from callyard.worker.actor import Actor, describe_missing_function
+from callyard.worker.attempts import AttemptRunner
 from callyard.worker.audit_gate import Admission, AuditGate, AuditRefused
 from callyard.worker.builders import CallSource, IterableSource, Row
 from callyard.worker.code_view import BundleShelf, CodeView
@@ -53,7 +57,7 @@ from callyard.worker.run_folder import RunFolder
 from callyard.worker.sandbox.levels import OFF, Sandbox
 from callyard.worker.sandbox.spawner import open_spawner
 from callyard.worker.spawner import OutputCallback, Spawner
-from callyard.worker.task_run import SingleCall, TaskRun
+from callyard.worker.task_run import AttemptCall, SingleCall, TaskRun
 
 FLUSH_INTERVAL_S: Final = 0.5
 MAX_ATTEMPTS_RANGE: Final = (1, 1_000_000)
@@ -74,7 +78,8 @@ class Worker:
     code prints; by default it goes to standard error. `audit` accepts or refuses the code before any of it is described
     or sent: "allow", "ast", "cmd: …", a policy, a callable that takes a `BundleView`, or a command as a list;
     `audit_log` is the JSONL file that gets a line per verdict. `io` says what functions may reach through the
-    worker, in the shape of the table `[io]` of a settings file.
+    worker, in the shape of the table `[io]` of a settings file. `pools` are named pools of executors, `{"gpu":
+    PoolConfig(executors=1)}`, for functions that name one: `@function(pool="gpu")`.
     """
 
     def __init__(
@@ -99,7 +104,16 @@ class Worker:
         self.config = (config or WorkerConfig()).with_settings(**settings)
         self._on_output = on_output
         self._spawner = spawner
-        self._sandbox = OFF
+        self._sandboxes: dict[PoolName, Sandbox] = {}
+        self._confined = {
+            name
+            for name in (DEFAULT_POOL, *map(PoolName, self.config.pools))
+            if self.config.of_pool(name).sandbox_choice != "off"
+        }
+        """Pools in which an executor serves one tenant (X92)."""
+        self._tenant: str | None = None
+        self._has_tenants = False
+        """There was more than one, and there is a pool that keeps them apart."""
         self._clock = clock
         self._rng = rng
         self._folder: RunFolder | None = None
@@ -113,6 +127,7 @@ class Worker:
         self._shelf: BundleShelf | None = None
         self._view = CodeView(self.registry.bundle.digest, {})
         self._reloading = asyncio.Lock()
+        self._runner = AttemptRunner(self)
         self._runs: set[TaskRun | SingleCall] = set()
         self._pinned: dict[TaskRun | SingleCall, CodeView] = {}
         """The view of each task that has not ended."""
@@ -134,16 +149,22 @@ class Worker:
     ) -> None:
         await self.close(drain=error is None)
 
-    async def start(self) -> None:
-        """Start the executors, and have one of them describe the bundle. Raises UsageError when that fails."""
+    async def start(self, *, only_describe: bool = False) -> None:
+        """Start the executors, and have one of them describe the bundle. Raises UsageError when that fails, or when a
+        function runs in a pool that is not configured. `only_describe`: the worker is asked nothing more than what
+        the functions are, and starts no named pool."""
         if self._pool is not None or self._closing:
             raise UsageError("this worker was started, or closed, before; make a new one")
-        if self._spawner is None:
-            self._spawner, self._sandbox = await open_spawner(self.config)
-        self._check_starting()
+        spawners: dict[PoolName, Spawner] = {}
+        for name in (DEFAULT_POOL, *map(PoolName, () if only_describe else self.config.pools)):
+            if self._spawner is not None:
+                spawners[name] = self._spawner
+            else:
+                spawners[name], self._sandboxes[name] = await open_spawner(self.config.of_pool(name))
+            self._check_starting()
         self._folder = RunFolder()
         try:
-            providers = build_providers(self._io_config, sandboxed=self.config.sandbox_choice != "off")
+            providers = build_providers(self._io_config, sandboxed=bool(self._confined))
             io = self._io = IoHub(providers, self._clock, self._io_config.limits, advise)
             await io.open()
             self._check_starting()
@@ -155,12 +176,13 @@ class Worker:
                 on_cancel_sent=self._on_cancel_sent,
                 on_failed=self._on_actor_failed,
                 io=io,
+                describe_missing=self._describe_missing,
                 rng=self._rng,
                 debug=asyncio.get_running_loop().get_debug(),
             )
             self._pool = Pool(
                 self.config,
-                self._spawner,
+                spawners,
                 self._actor,
                 self._clock,
                 self._folder,
@@ -171,7 +193,7 @@ class Worker:
             )
             bundle = self.registry.bundle
             shelf = self._shelf = BundleShelf(self._folder.path / "bundles", self._pool.retire_bundle)
-            self._pool.bundles_in_force = shelf.__len__
+            self._pool.may_exchange = lambda: len(shelf) > 1 or self._has_tenants
             self._gate = AuditGate(
                 self._policy,
                 self._audit_log,
@@ -180,6 +202,7 @@ class Worker:
                 name=bundle.name,
             )
             path = await shelf.put(bundle)
+            self._check_starting()
             await self._pool.start()
             admission = await self._gate.admit(BundleView.of(bundle, path))
             if admission.refusal is not None and not self.registry.is_described:
@@ -188,13 +211,16 @@ class Worker:
             self._check_memory(executor)
             if not self.registry.is_described:
                 self.registry.adopt(await self._pool.describe(executor, bundle.digest, path, bundle.module))
-            self._view = _new_view(self.registry, admission)
+            self._check_starting()  # the answer may be the last thing that a process sent
+            if not only_describe:
+                self._check_pools(self.registry)
+            self._view = self._new_view(self.registry, admission)
         except BaseException:
             await self.close(drain=False)
             raise
 
     def _check_starting(self) -> None:
-        """After each wait before there is a pool, which asks the same."""
+        """After each wait but those in the pool, which asks the same."""
         if self._closing:
             raise UsageError("the worker was closed while it started")
 
@@ -226,13 +252,14 @@ class Worker:
             if admission.refusal is not None:
                 raise AuditRefused(admission.refusal)
             fresh.adopt(await self._pool.describe_apart(bundle.digest, path, bundle.module))
+            self._check_pools(fresh)
             if self._closing:
                 raise UsageError("the worker was closed while it reloaded")
         except BaseException:
             self._shelf.unpin(bundle.digest)
             raise
         self._pool.free_described()
-        old, self._view = self._view, _new_view(fresh, admission)
+        old, self._view = self._view, self._new_view(fresh, admission)
         self.registry.become(fresh)
         self._shelf.unpin(old.digest)
 
@@ -276,7 +303,7 @@ class Worker:
         if self._io is not None:
             await self._io.close()
         if self._shelf is not None:
-            await self._shelf.wait_left()
+            await self._shelf.wait_idle()  # a start that was under way may still write
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
@@ -290,6 +317,52 @@ class Worker:
                     await self._idle.wait()
         except TimeoutError:
             return
+
+    # --- attempts of dispatched calls -----------------------------------------------------------------------------
+
+    @property
+    def runner(self) -> AttemptRunner:
+        """What a `Dispatcher` runs its attempts by."""
+        return self._runner
+
+    @property
+    def capacity(self) -> int:
+        """How many calls its executors hold at once."""
+        return self.config.executors * self.config.executor_max_inflight
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def pin_view(self) -> tuple[CodeView, Callable[[], None]]:
+        """The functions as they are now, and what lets go of them: until then their code stays."""
+        self._running()
+        assert self._shelf is not None
+        view, shelf = self._view, self._shelf
+        shelf.pin(view.digest)
+        return view, lambda: shelf.unpin(view.digest)
+
+    def open_attempt(
+        self,
+        view: CodeView,
+        call: NewCall,
+        context: CallContext,
+        budget_ms: int,
+        on_event: Callable[[CallEventPayload], None] | None,
+        on_subcall: Callable[[SubcallEvent], None] | None,
+    ) -> AttemptCall:
+        """Begin one attempt. `budget_ms` is for a function that names none. Raises UsageError while closing, and
+        CallyardError when the worker has failed."""
+        plan, _ = self._plan(1, None, context.tenant, streaming=False)
+        plan = msgspec.structs.replace(plan, default_budget_ms=budget_ms)
+        left_ms = context.deadline_remaining_ms
+        deadline_at_ms = None if left_ms is None else self._clock.now_ms() + left_ms
+        attempt = AttemptCall(
+            self._running(), plan, view, call, context, deadline_at_ms, on_event, on_subcall, self._on_run_end
+        )
+        self._pin(attempt, view)
+        self._runs.add(attempt)
+        return attempt
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -331,16 +404,18 @@ class Worker:
         deadline_ms: int | None = None,
         tenant: str = "default",
         on_event: EventCallback | None = None,
+        capture: bool = False,
     ) -> Result:
         """Like `call`, but a failed call is a Result that is not ok. Cancelling the caller cancels the call.
 
-        With `strings` the values are text, parsed by each parameter's type.
+        With `strings` the values are text, parsed by each parameter's type. With `capture` the Result has in `printed`
+        what the call printed and logged.
         """
         self._spec(function)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=False)
         call = NewCall(0, view[function], _encode_args(args), strings, view.refusal)
-        single = SingleCall(self._running(), plan, view, call, self._on_run_end, on_event)
+        single = SingleCall(self._running(), plan, view, call, self._on_run_end, on_event, capture=capture)
         self._pin(single, view)
         self._runs.add(single)
         timer = self._arm_deadline(single, deadline_ms)
@@ -363,6 +438,7 @@ class Worker:
         fail_fast: bool = False,
         cache: CachePolicy = "promised",
         on_event: EventCallback | None = None,
+        capture: bool = False,
     ) -> AsyncGenerator[Result, None]:
         """Run one call per row and yield each Result, in the order of the rows unless `ordered` is False.
 
@@ -370,15 +446,24 @@ class Worker:
         (positional), or any other value (the only argument). Memory is bounded however long the list: rows are read
         as results are taken. Leaving the loop early cancels the rest. Raises what `rows` raises.
 
-        With `fail_fast` the first final failure stops the list: what never ran is `cancelled`. `cache` says whose
-        results are kept and shared among equal calls of this list, subcalls included: of `pure` functions ("promised"),
-        of all, or of none ("off"). `on_event` gets progress, log and output while calls run.
+        With `fail_fast` the first final failure stops the list: calls that run still end, and what never ran is
+        `cancelled`. `cache` says whose results are kept and shared among equal calls of this list, subcalls included:
+        of `pure` functions ("promised"), of all, or of none ("off"). `on_event` gets progress, log and output while
+        calls run; with `capture` each Result has in `printed` what its call printed and logged.
         """
         self._spec(function)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         source = IterableSource(rows)
         run = self._open_run(
-            function, ordered, max_attempts, budget_ms, tenant, fail_fast=fail_fast, cache=cache, on_event=on_event
+            function,
+            ordered,
+            max_attempts,
+            budget_ms,
+            tenant,
+            fail_fast=fail_fast,
+            cache=cache,
+            on_event=on_event,
+            capture=capture,
         )
         timer: asyncio.TimerHandle | None = None
         try:
@@ -408,18 +493,28 @@ class Worker:
         cache: CachePolicy = "promised",
         tenant: str = "default",
         on_event: EventCallback | None = None,
+        capture: bool = False,
     ) -> Run:
         """A call list from `source` to `sink`. `function` None: each row names its own.
 
-        More than `max_failures` failed calls stop the run, with `fail_fast` the first one does.
+        More than `max_failures` failed calls stop the run, and what runs then. With `fail_fast` the first one stops it,
+        and calls that run still end. With `capture` the sink gets results with what their calls printed.
         """
         if function is not None:
             self._spec(function)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         task = self._open_run(
-            function, True, max_attempts, budget_ms, tenant, fail_fast=fail_fast, cache=cache, on_event=on_event
+            function,
+            True,
+            max_attempts,
+            budget_ms,
+            tenant,
+            fail_fast=fail_fast,
+            cache=cache,
+            on_event=on_event,
+            capture=capture,
         )
-        return Run(self, task, source, sink, deadline_ms, 0 if fail_fast else max_failures)
+        return Run(self, task, source, sink, deadline_ms, max_failures)
 
     async def run(self, function: str | None, source: CallSource, sink: OutputSink, **options: Any) -> RunSummary:
         """Run a whole call list; see `open_run` for the options. Raises what the source or the sink raises."""
@@ -429,7 +524,7 @@ class Worker:
 
     def functions(self) -> list[FunctionSpec]:
         """The functions of the newest bundle, in their order."""
-        return list(self.registry.specs())
+        return self.registry.described()
 
     def slots(self) -> list[SlotView]:
         """The pool's slots with their processes and load."""
@@ -447,8 +542,13 @@ class Worker:
 
     @property
     def sandbox(self) -> Sandbox:
-        """What confines the executors, from `start` on."""
-        return self._sandbox
+        """What confines the executors, from `start` on; those of named pools: `sandboxes`."""
+        return self._sandboxes.get(DEFAULT_POOL, OFF)
+
+    @property
+    def sandboxes(self) -> Mapping[str, Sandbox]:
+        """What confines the executors of each pool, from `start` on; the worker's own is named `default`."""
+        return {str(DEFAULT_POOL): OFF} | {str(name): sandbox for name, sandbox in self._sandboxes.items()}
 
     @property
     def last_loss(self) -> str:
@@ -465,7 +565,7 @@ class Worker:
 
     def _check_memory(self, executor: Executor) -> None:
         """A limit that an idle executor is above already would leave every call waiting for ever."""
-        limit, used = self.config.executor_memory_high_watermark, executor.memory_bytes
+        limit, used = executor.pool.config.executor_memory_high_watermark, executor.memory_bytes
         if 0 < limit <= used:
             raise UsageError(
                 f"executor_memory_high_watermark is {limit:,} bytes, but an idle executor uses {used:,} already:"
@@ -485,6 +585,26 @@ class Worker:
             )
         return spec
 
+    def _check_pools(self, registry: Registry) -> None:
+        """Raises UsageError when a function runs in a pool that there is not."""
+        wanted: dict[str, list[str]] = {}
+        for spec in registry.described():
+            wanted.setdefault(spec.promises.pool or DEFAULT_POOL, []).append(spec.name)
+        if wrong := self.config.describe_pools(wanted):
+            raise UsageError(wrong)
+
+    def _new_view(self, registry: Registry, admission: Admission) -> CodeView:
+        targets: dict[str, FunctionTarget] = {spec.name: _target(spec, self._confined) for spec in registry.described()}
+        digest = registry.bundle.digest
+        return CodeView(digest, targets, audit_id=admission.audit_id, refusal=admission.refusal)
+
+    def _describe_missing(self, name: str) -> CallFailure:
+        """Of what an executor called and has not. Tools of the dispatcher's process cannot be reached from there (D48)."""
+        if name in self.registry and self.registry.get(name).handler is not None:
+            why = "it runs in the dispatcher's process, which no executor can call"
+            return describe_missing_function(name, why, "not_in_executor")
+        return describe_missing_function(name)
+
     def _find_bundle(self, digest: Digest) -> tuple[Path, str] | None:
         return None if self._shelf is None else self._shelf.find(digest)
 
@@ -494,7 +614,7 @@ class Worker:
         assert self._pool is not None
         self._shelf.pin(view.digest)
         self._pinned[run] = view
-        self._pool.look_at_bundles_soon()
+        self._pool.look_at_placements_soon()
 
     def _open_run(
         self,
@@ -507,6 +627,7 @@ class Worker:
         fail_fast: bool,
         cache: CachePolicy,
         on_event: EventCallback | None,
+        capture: bool,
     ) -> TaskRun:
         if cache not in get_args(CachePolicy):
             raise UsageError(f"cache must be one of {', '.join(get_args(CachePolicy))}, got {cache!r}")
@@ -523,6 +644,7 @@ class Worker:
             function=function,
             ordered=ordered,
             on_event=on_event,
+            capture=capture,
             on_end=self._on_run_end,
         )
         self._pin(run, view)
@@ -538,6 +660,9 @@ class Worker:
         _check_whole("max_attempts", max_attempts, *MAX_ATTEMPTS_RANGE)
         _check_whole("budget_ms", budget_ms, 0, MILLISECONDS_MAX)
         _check_tenant(tenant)
+        if self._confined and tenant != self._tenant:
+            self._has_tenants = self._tenant is not None
+            self._tenant = self._tenant or tenant
         if self._closing:
             raise UsageError("the worker is closing and takes no new calls")
         plan = TaskPlan(
@@ -559,7 +684,7 @@ class Worker:
         self._runs.add(run)
         run.start(lambda wake: ThreadFeed(rows, wake) if source.may_block else InlineFeed(rows))
         assert self._pool is not None
-        self._pool.look_at_bundles_soon()
+        self._pool.look_at_placements_soon()
 
     def _arm_deadline(self, run: TaskRun | SingleCall, deadline_ms: int | None) -> asyncio.TimerHandle | None:
         """After the run was started: a deadline that has passed lets nothing of it run (D11)."""
@@ -586,9 +711,12 @@ class Worker:
         if self._pool is not None:
             self._pool.on_cancel_sent(link)
 
-    def _on_unavailable(self, message: str) -> None:
+    def _on_unavailable(self, pool: PoolName, message: str) -> None:
+        assert self._actor is not None
+        waiting = self._actor.tasks_waiting_for(pool)
         for run in list(self._runs):
-            run.stop(StopReason.UNAVAILABLE, message=message)
+            if run.plan.task_id in waiting:
+                run.stop(StopReason.UNAVAILABLE, message=message)
 
     def _on_actor_failed(self, error: BaseException) -> None:
         """A bug of ours: nobody carries on, and everybody who waits hears of it."""
@@ -687,7 +815,7 @@ class Run:
         self._count(batch)
         self._sink.write(batch)
         if self._failures_max is not None and self._failed > self._failures_max:
-            self._task.stop(StopReason.FAIL_FAST if self._failures_max == 0 else StopReason.MAX_FAILURES)
+            self._task.stop(StopReason.MAX_FAILURES)
 
     def _count(self, batch: Sequence[CallResult]) -> None:
         self._calls += len(batch)
@@ -743,8 +871,14 @@ def _encode_args(args: Mapping[str, Any] | Sequence[Any] | None) -> bytes:
 
 def peak_memory_bytes() -> int:
     """Largest resident size of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1_024
+    try:
+        # Not ru_maxrss on Linux: it counts what the process was before exec, a copy of the one that started it.
+        status = Path("/proc/self/status").read_bytes()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1_024
+    _, _, after = status.partition(b"VmHWM:")
+    return int(after.split(maxsplit=1)[0]) * 1_024
 
 
 def _deny(rows: Iterable[Row], refusal: CallFailure) -> Iterator[Row]:
@@ -753,13 +887,8 @@ def _deny(rows: Iterable[Row], refusal: CallFailure) -> Iterator[Row]:
         yield row if row.failure is not None else msgspec.structs.replace(row, failure=refusal)
 
 
-def _new_view(registry: Registry, admission: Admission) -> CodeView:
-    targets: dict[str, FunctionTarget] = {spec.name: _target(spec) for spec in registry.specs()}
-    digest = registry.bundle.digest
-    return CodeView(digest, targets, audit_id=admission.audit_id, refusal=admission.refusal)
-
-
-def _target(spec: FunctionSpec) -> FunctionTarget:
+def _target(spec: FunctionSpec, confined: Set[PoolName]) -> FunctionTarget:
+    pool = PoolName(spec.promises.pool or DEFAULT_POOL)
     return FunctionTarget(
         function_id=FunctionId(spec.name),
         digest=spec.digest,
@@ -770,4 +899,6 @@ def _target(spec: FunctionSpec) -> FunctionTarget:
         exclusive=spec.promises.exclusive,
         max_concurrency=spec.promises.max_concurrency,
         takes_row=spec.takes_row,
+        pool=pool,
+        confined=pool in confined,
     )

@@ -116,6 +116,18 @@ def count_to(total: int, path: str) -> int:
 
 
 @function
+def fails_once_both_run(folder: str, x: int, seconds: float) -> int:
+    """The first of two fails then, and the other one goes on for a while."""
+    note(f"{folder}/begun-{x}")
+    while not os.path.exists(f"{folder}/begun-{1 - x}"):
+        sleep(0.01)
+    if x == 0:
+        raise ValueError("the first")
+    sleep(seconds)
+    return x
+
+
+@function
 def flood(begun: str, path: str) -> str:
     """Print, log and tell progress without end until the file is there; let others run now and then."""
     n = 0

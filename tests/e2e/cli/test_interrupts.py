@@ -13,7 +13,7 @@ import sys
 import termios
 from collections import deque
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -310,6 +310,24 @@ def test_max_failures_and_fail_fast(tmp_path: Path) -> None:
     assert 1 <= len(fast.results) < 50_000
     assert "stopped early: more calls failed than --max-failures allows; rows from call " in beyond.err
     assert "stopped early: a call failed, and --fail-fast was given; rows from call " in fast.err
+
+
+@pytest.mark.requirement("X14")
+def test_fail_fast_lets_running_calls_end_and_max_failures_does_not(tmp_path: Path) -> None:
+    def results(seconds: float, why: str, *words: str) -> list[dict[str, Any]]:
+        folder = tmp_path / words[0]
+        folder.mkdir()
+        rows = "".join(f'["{folder}", {x}, {seconds}]\n' for x in range(2))
+        done = run("run", f"{TARGET}:fails_once_both_run", "-", "--executors", "1", *words, stdin=rows)
+        assert done.status == 1
+        assert f"stopped early: {why}" in done.err
+        return done.results
+
+    failed, ended = results(1.0, "a call failed, and --fail-fast was given", "--fail-fast")
+    assert failed["error"]["message"] == "ValueError: the first"
+    assert ended == {"index": 1, "ok": True, "output": 1}
+    _, stopped = results(600.0, "more calls failed than --max-failures allows", "--max-failures", "0")
+    assert stopped["error"]["kind"] == "cancelled"
 
 
 @pytest.mark.requirement("X44")

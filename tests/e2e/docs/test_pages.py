@@ -37,7 +37,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 
 
 def test_readme_tour(tmp_path: Path) -> None:
-    functions, script = blocks("README.md", "python")
+    functions, script, agent = blocks("README.md", "python")
     (tmp_path / "prices.py").write_text(functions)
     (tmp_path / "orders.csv").write_text(blocks("README.md", "text")[0])
     listed, called, ran, shown = (shell(command, tmp_path) for command in commands("README.md"))
@@ -53,6 +53,11 @@ def test_readme_tour(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(script)
     done = shell(f"{sys.executable} main.py", tmp_path)
     assert done.stdout == "0 {'item': 'tea', 'total': 250}\n1 {'item': 'salt', 'total': 80}\n"
+    (tmp_path / "agent.py").write_text(agent)
+    total = "{'item': 'tea', 'total': 1000}"
+    refused = '/quantity: expected an integer, got text ("four")'
+    asked = shell(f"{sys.executable} agent.py", tmp_path)
+    assert asked.stdout == f"{total} False\n{total} True\n{refused} False\n", asked.stderr
 
 
 def test_tutorial(tmp_path: Path) -> None:

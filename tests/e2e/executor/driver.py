@@ -98,7 +98,7 @@ class Driver:
         argv += ["--heartbeat-interval-ms", str(heartbeat_interval_ms), *flags]
         passed = [theirs.fileno()]
         if mark_slots:
-            self.mark_file.write_bytes(bytes(8 * mark_slots))
+            self.mark_file.write_bytes(bytes(8 * (mark_slots + 1)))
             mark_fd = os.open(self.mark_file, os.O_RDWR)
             passed.append(mark_fd)
             argv += ["--mark-fd", str(mark_fd)]
@@ -296,6 +296,13 @@ class Driver:
     # --- looking --------------------------------------------------------------------------------------------------
 
     def marks(self) -> list[int]:
+        return self._page()[:-1]
+
+    def running_mark(self) -> int:
+        """The number of the call whose code runs; 0: none does."""
+        return self._page()[-1]
+
+    def _page(self) -> list[int]:
         data = self.mark_file.read_bytes()
         return list(struct.unpack(f"={len(data) // 8}Q", data))
 

@@ -92,7 +92,7 @@ def test_a_mark_file_that_is_no_page_is_refused(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == EXIT_USAGE
-    assert "multiple of 8 bytes, got 5 bytes" in done.stderr
+    assert "expected a file of 16 bytes or more, a multiple of 8, got 5" in done.stderr
 
 
 @pytest.mark.requirement("X51")

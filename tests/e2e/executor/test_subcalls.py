@@ -360,7 +360,8 @@ def test_a_failure_is_raised_in_the_parent(source: str) -> None:
         assert driver.value("caught") == ["internal", "ValueError: spoilt", "False"]
         failed = driver.failure("uncaught").payload
         assert failed.error_kind == ErrorKind.INTERNAL
-        assert failed.error_message == "CallError: internal: ValueError: spoilt"
+        assert failed.error_message == "ValueError: spoilt (in uncaught → fails)"
+        assert failed.details["path"] == ["uncaught", "fails"]
         assert failed.details["cause"] == {
             "kind": "internal",
             "message": "ValueError: spoilt",
@@ -376,7 +377,11 @@ def test_a_failure_is_raised_in_the_parent(source: str) -> None:
         (ErrorKind.TOOL_ERROR, False, False, ErrorKind.TOOL_ERROR),
         (ErrorKind.TRANSIENT, True, True, ErrorKind.TRANSIENT),
         (ErrorKind.TRANSIENT, True, False, ErrorKind.INTERNAL),
+        (ErrorKind.TIMEOUT, True, True, ErrorKind.TIMEOUT),
+        (ErrorKind.TIMEOUT, True, False, ErrorKind.INTERNAL),
+        (ErrorKind.CRASHED, True, True, ErrorKind.CRASHED),
         (ErrorKind.CRASHED, False, True, ErrorKind.INTERNAL),
+        (ErrorKind.UNAVAILABLE, True, True, ErrorKind.TRANSIENT),
     ],
 )
 def test_kind_of_a_parent_that_does_not_catch(
@@ -390,6 +395,7 @@ def test_kind_of_a_parent_that_does_not_catch(
         end = driver.wait_end(call_id)
         assert isinstance(end, CallFailed)
         assert end.payload.error_kind == expected
+        assert end.payload.outcome == (Outcome.NOT_RUN if expected is ErrorKind.TRANSIENT else Outcome.RAN)
         assert "it is so" in end.payload.error_message
         assert "deep down" in end.payload.error_stack
 

@@ -41,6 +41,15 @@ def run_attempt(name: str, targets: dict[str, Any]) -> str:
     return ATTEMPTS[name](targets)
 
 
+KEPT: list[str] = []
+
+
+@function
+def keep(secret: str) -> None:
+    """A call of another tenant, which leaves its argument behind."""
+    KEPT.append(secret)
+
+
 @function
 def neighbour(steps: int) -> int:
     """A call on another executor, while an attempt runs."""
@@ -694,6 +703,22 @@ def other_code(targets: dict[str, Any]) -> str:
                 f'{{"message_type":"CallWaiting","call_id":"x","request_id":"forged","payload":{{{payload}}}}}'.encode()
             )
         )
+    return ""
+
+
+@attempt
+def other_tenant(targets: dict[str, Any]) -> str:
+    """Arguments of another tenant's calls, in the memory of this process."""
+    wanted = "".join(targets["other_tenant"])
+    seen, held = set(), gc.get_objects()
+    while held:
+        one = held.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, str) and wanted in one and one != wanted:
+            return one
+        held += gc.get_referents(one)
     return ""
 
 

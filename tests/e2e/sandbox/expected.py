@@ -81,6 +81,7 @@ EXPECTED: Final = (
     Expected("forged_waits", "IO requests of others' calls", C, C, "it speaks for calls it does not hold: replaced"),
     Expected("forged_heartbeat", "a heartbeat in another's name", R, R, "they count for its own link only"),
     Expected("other_code", "the code of another bundle", C, C, "an executor is sent its own bundle only"),
+    Expected("other_tenant", "another tenant's arguments, in its own memory", R, R, "an executor serves one tenant"),
     Expected("oversized_frame", "a frame of 16 MiB and 1 byte", C, C, "malformed: the executor is replaced"),
     Expected("garbage", "bytes that are no message", C, C, "malformed: the executor is replaced"),
     Expected(

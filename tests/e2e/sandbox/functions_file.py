@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -37,6 +38,32 @@ def remember(text: str) -> None:
 def recall() -> list[str]:
     """What somebody before left in this process, or in its folder."""
     return sorted({"left", "left_behind"} & {*os.listdir(os.environ["TMPDIR"]), *sys.modules})
+
+
+KEPT: list[object] = []
+
+
+@function
+def keep(secret: dict[str, str]) -> int:
+    """Leaves its argument in memory."""
+    KEPT.append(secret)
+    return len(KEPT)
+
+
+@function
+def search(parts: list[str]) -> list[str]:
+    """Texts in this process's memory that have the joined parts in them; our own argument has not."""
+    wanted = "".join(parts)
+    found, seen, held = set(), set(), gc.get_objects()
+    while held:
+        one = held.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, str) and wanted in one and one != wanted:
+            found.add(one)
+        held += gc.get_referents(one)  # a dict of texts is no object of the collector's own
+    return sorted(found)
 
 
 @function

@@ -21,6 +21,7 @@ from tests.e2e.sandbox.expected import EXPECTED, Outcome
 
 MIB = 1 << 20
 SECRET = "CALLYARD_TEST_SECRET"
+TENANT_SECRET = "other-tenant-password"
 SETTINGS: dict[str, Any] = {
     "sandbox_memory_bytes": 1024 * MIB,
     "sandbox_tmp_bytes": 16 * MIB,
@@ -57,6 +58,7 @@ class Machine:
             "own_files": [str(self.secret)],
             "worker": os.getpid(),
             "secret_variable": SECRET,
+            "other_tenant": ["other-tenant-", "pass"],
             "threads_max": SETTINGS["sandbox_processes"],
             "memory_max": SETTINGS["sandbox_memory_bytes"],
             "tmp_max": SETTINGS["sandbox_tmp_bytes"],
@@ -106,6 +108,8 @@ async def run_all(level: str, folder: Path) -> None:
         ) as worker:
             assert worker.sandbox.level == level, worker.sandbox
             for row in EXPECTED:
+                if row.attempt == "other_tenant":
+                    await asyncio.gather(*(worker.call("keep", [TENANT_SECRET], tenant="other") for _ in range(4)))
                 beside = asyncio.create_task(worker.call_result("neighbour", [NEIGHBOUR_STEPS], max_attempts=1))
                 arguments = [row.attempt, machine.for_worker(worker)]
                 result = await worker.call_result("run_attempt", arguments, max_attempts=1, budget_ms=BUDGET_MS)

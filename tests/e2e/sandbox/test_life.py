@@ -64,6 +64,47 @@ def descendants(pid: int) -> list[int]:
     return found + [other for child in found for other in descendants(child)]
 
 
+SECRET = "tenant-a-has-a-password"
+
+
+@pytest.mark.requirement("X92")
+@pytest.mark.parametrize("spares", [0, 1])
+async def test_no_tenant_finds_another_s_arguments(level: str, spares: int, target: Path) -> None:
+    async with sandboxed(target, level, spare_executors=spares) as worker:
+        kept = [await worker.call("keep", [{"password": SECRET}], tenant="a") for _ in range(2)]
+        assert kept == [1, 2], "a tenant's own executor goes on"
+        assert await worker.call("search", [["tenant-a-", "has"]], tenant="a") == [SECRET]
+        first = worker.slots()[0].pid
+        assert await worker.call("search", [["tenant-a-", "has"]], tenant="b") == []
+        assert worker.slots()[0].pid != first
+        assert await worker.call("keep", [{}], tenant="a") == 1, "nor does it come back to the first"
+
+
+@pytest.mark.requirement("X92")
+async def test_in_process_mode_tenants_share_memory(target: Path) -> None:
+    """What the test above would find."""
+    async with sandboxed(target, "off") as worker:
+        await worker.call("keep", [{"password": SECRET}], tenant="a")
+        assert await worker.call("search", [["tenant-a-", "has"]], tenant="b") == [SECRET]
+
+
+@pytest.mark.requirement("X92")
+async def test_a_tenant_s_many_calls_do_not_keep_another_out(level: str, target: Path) -> None:
+    """After a second one of the executors is drained for whoever has none."""
+    async with sandboxed(target, level, executor_max_inflight=1) as worker:
+
+        async def flood() -> None:
+            async for _ in worker.map("wait", ([0.05] for _ in range(10_000)), tenant="a"):
+                pass
+
+        flooding = asyncio.create_task(flood())
+        await worker.call("wait", [0.01], tenant="a")
+        async with asyncio.timeout(WAIT_S):
+            assert await worker.call("wait", [0.01], tenant="b")
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+
+
 @pytest.mark.requirement("X46")
 async def test_code_comes_over_the_link(level: str, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "secret")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +16,14 @@ from typing import Any
 import pytest
 
 from callyard import ErrorKind, Outcome, Result, UsageError, Worker
+from callyard.functions.bundle import Bundle
 from callyard.ids import ExecutorId
+from callyard.worker import run_folder
+from callyard.worker.audit_gate import AuditGate
+from callyard.worker.code_view import BundleShelf
+from callyard.worker.io.hub import IoHub
+from callyard.worker.pool import Pool
+from callyard.worker.run_folder import RunFolder
 from callyard.worker.spawner import ExecutorProcess, OutputCallback, ProcessSpawner, SpawnOrder
 from tests.e2e.processes import WAIT_S, children_of, kill
 
@@ -160,19 +170,117 @@ async def test_a_cancelled_call_that_ended_in_time_costs_nobody_though_the_host_
 # --- start and end ----------------------------------------------------------------------------------------------------
 
 
+START_STEPS = [
+    (IoHub, "open"),
+    (BundleShelf, "put"),
+    (Pool, "start"),
+    (AuditGate, "admit"),
+    (Pool, "wait_attached"),
+    (Pool, "describe"),
+]
+
+
 @pytest.mark.requirement("X44")
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.1])
-async def test_closing_while_it_starts_ends_the_start(target: Path, delay_s: float) -> None:
-    """Once, the start went on waiting for start_timeout_ms."""
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize(("part", "step"), START_STEPS)
+async def test_closing_while_it_starts_ends_the_start(
+    target: Path, monkeypatch: pytest.MonkeyPatch, part: type, step: str, when: str
+) -> None:
+    """At each of its steps. Once, the start went on waiting for start_timeout_ms; and once it succeeded, when the last
+    answer came from a process that was killed."""
     before = set(children_of(os.getpid()))
     worker = Worker(target, executors=2, on_output=quiet)
+    closing: list[asyncio.Future[None]] = []
+    real = getattr(part, step)
+
+    async def close_in_it(*args: Any) -> Any:
+        if closing:
+            return await real(*args)
+        if when == "after":
+            result = await real(*args)
+        closing.append(asyncio.ensure_future(worker.close()))
+        if when == "during":
+            return await real(*args)
+        await asyncio.sleep(0)
+        return result if when == "after" else await real(*args)
+
+    monkeypatch.setattr(part, step, close_in_it)
     starting = asyncio.ensure_future(worker.start())
-    await asyncio.sleep(delay_s)
-    await worker.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         with pytest.raises(UsageError, match="closed"):
             await starting
+        await closing[0]
     assert set(children_of(os.getpid())) <= before
+    assert worker._folder is None
+
+
+@pytest.mark.requirement("X44")
+async def test_a_close_waits_for_a_bundle_that_is_being_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it removed the folder from under the writer: the start ended with an error of its, or the folder stayed."""
+    real, writing, go_on = Bundle.write_to, threading.Event(), threading.Event()
+
+    def write_late(bundle: Bundle, folder: Path) -> Path:
+        writing.set()
+        assert go_on.wait(WAIT_S)
+        return real(bundle, folder)
+
+    monkeypatch.setattr(Bundle, "write_to", write_late)
+    worker = Worker(target, executors=1, on_output=quiet)
+    starting = asyncio.ensure_future(worker.start())
+    await until(writing.is_set)
+    assert worker._folder is not None
+    folder = worker._folder.path
+    closing = asyncio.ensure_future(worker.close())
+    for _ in range(20):  # turns of the loop: far more than a close takes that waits for nothing
+        await asyncio.sleep(0)
+    assert folder.exists()
+    go_on.set()
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(UsageError, match="closed"):
+            await starting
+        await closing
+    assert not folder.exists()
+
+
+@pytest.mark.requirement("X44")
+async def test_a_start_ends_though_its_last_answer_comes_from_a_process_that_is_killed(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(target, executors=1, on_output=quiet)
+    closing: list[asyncio.Future[None]] = []
+    real = Pool.on_described
+
+    def close_then_hear(pool: Pool, *args: Any) -> None:
+        closing.append(asyncio.ensure_future(worker.close()))
+        real(pool, *args)
+
+    monkeypatch.setattr(Pool, "on_described", close_then_hear)
+    with pytest.raises(UsageError, match="closed"):
+        await worker.start()
+    await closing[0]
+
+
+@pytest.mark.requirement("X44")
+def test_a_run_folder_that_another_worker_took_for_abandoned_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one starts just between the making of the folder and its lock."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    real, made = fcntl.flock, []
+
+    def lock(fd: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX and not made:
+            made.append(fd)
+            run_folder._remove_abandoned(tmp_path)
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    folder = RunFolder()
+    assert made
+    assert (folder.path / "bundles").is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == [folder.path.name]
+    folder.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.requirement("X44")

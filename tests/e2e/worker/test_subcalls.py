@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import signal
@@ -10,18 +11,20 @@ from pathlib import Path
 import pytest
 
 from callyard.errors import CallError, ErrorKind, Outcome
-from callyard.worker.builders import JsonlSource
+from callyard.worker.builders import IterableSource, JsonlSource
 from callyard.worker.outputs import MemoryOutput
-from callyard.worker.results import CallEvent
+from callyard.worker.results import CallEvent, printed_of
 from callyard.worker.worker import Worker
 
 FUNCTIONS = '''
 import os
+import sys
 import time
 from pathlib import Path
 
 from typing_extensions import TypedDict
 
+from callyard import CallError, ToolError, TransientError
 from callyard import acall, acall_many, call, call_many, function, log, progress, sleep
 
 
@@ -125,6 +128,61 @@ def tells(n: int) -> int:
 
 
 @function
+def raises(how: str) -> None:
+    if how == "transient":
+        raise TransientError("later")
+    if how == "tool":
+        raise ToolError("never")
+    if how == "exit":
+        sys.exit(7)
+    if how == "memory":
+        raise MemoryError
+    raise ValueError("odd")
+
+
+@function
+def hands_on(how: str) -> None:
+    call(raises, how)
+
+
+@function(idempotent=True)
+def hands_on_further(how: str) -> None:
+    call(hands_on, how)
+
+
+@function
+def sees(how: str) -> list[dict[str, object]]:
+    """What an exception looks like to those that call."""
+    seen: list[dict[str, object]] = []
+    for called in (raises, hands_on, hands_on_further):
+        try:
+            call(called, how)
+        except CallError as error:
+            one = error.failure
+            seen.append(
+                {
+                    "kind": one.kind,
+                    "message": one.message,
+                    "retryable": one.retryable,
+                    "attempts": one.attempts,
+                    "outcome": one.outcome,
+                    "path": one.details.get("path"),
+                }
+            )
+    return seen
+
+
+@function(idempotent=True, budget_ms=300)
+def overrun() -> None:
+    call(busy_again)
+
+
+@function(idempotent=True)
+def busy_again() -> None:
+    busy()
+
+
+@function
 def naps(seconds: float) -> float:
     sleep(seconds)
     return seconds
@@ -195,6 +253,40 @@ async def test_a_subcall_s_failure_is_raised_in_its_parent(path: Path) -> None:
     assert "as planned" in text
 
 
+@pytest.mark.requirement("X28")
+@pytest.mark.parametrize("how", ["odd", "transient", "tool", "exit", "memory"])
+async def test_a_failure_looks_the_same_in_an_executor_and_outside(path: Path, how: str) -> None:
+    """A test of the user's, in plain Python, sees what a call sees."""
+    spec = importlib.util.spec_from_file_location("functions_of_a_user", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    async with Worker(path, executors=1) as worker:
+        inside = await worker.call("sees", {"how": how})
+    assert inside == module.sees(how)
+    assert [one["path"] for one in inside] == [
+        None,
+        ["hands_on", "raises"],
+        ["hands_on_further", "hands_on", "raises"],
+    ]
+
+
+@pytest.mark.requirement("X28")
+async def test_a_failure_that_is_handed_on_says_its_reason_first(path: Path) -> None:
+    async with Worker(path, executors=1) as worker:
+        with pytest.raises(CallError) as caught:
+            await worker.call("hands_on_further", {"how": "odd"})
+    failure = caught.value.failure
+    assert failure.message == "ValueError: odd (in hands_on_further → hands_on → raises)"
+    assert failure.details["cause"] == {
+        "kind": "internal",
+        "message": "ValueError: odd",
+        "details": {"function": "raises"},
+    }
+    assert 'raise ValueError("odd")' in failure.stack
+
+
 @pytest.mark.requirement("X64")
 async def test_a_parent_that_charged_is_not_run_again(path: Path, tmp_path: Path) -> None:
     charged = tmp_path / "charged"
@@ -240,6 +332,33 @@ async def test_a_subcall_runs_on_its_parent_s_budget(path: Path) -> None:
     async with Worker(path, executors=1) as worker:
         with pytest.raises(CallError, match="budget"):
             await worker.call("parent_of_busy")
+
+
+@pytest.mark.requirement("X27")
+async def test_an_overrun_below_an_idempotent_parent_stays_one(path: Path) -> None:
+    """Once it was `transient`, or `timeout`, as one millisecond had it."""
+    async with Worker(path, executors=1, after_interrupt="keep") as worker:
+        with pytest.raises(CallError) as caught:
+            await worker.call("overrun", max_attempts=1)
+        assert caught.value.kind is ErrorKind.TIMEOUT
+        assert caught.value.failure.details["limit"] == "budget_ms"
+
+
+@pytest.mark.requirement("X58")
+async def test_capture_gives_each_result_what_its_call_printed(path: Path) -> None:
+    sink = MemoryOutput()
+    expected = ["printed\nlogged\n".replace("logged", "info: logged answer=42")] * 2
+    async with Worker(path, executors=1, on_output=lambda *_: None) as worker:
+        mapped = [result async for result in worker.map("tells", [[1], [2]], capture=True)]
+        one = await worker.call_result("tells", [1], capture=True)
+        await worker.run("tells", IterableSource([[1], [2]]), sink, capture=True)
+        without = [result async for result in worker.map("tells", [[1]])]
+    assert [result.printed and result.printed.text for result in mapped] == expected
+    assert one.printed is not None
+    assert one.printed.text == expected[0]
+    ran = [printed_of(result) for result in sink.results]
+    assert [printed and printed.text for printed in ran] == expected
+    assert without[0].printed is None
 
 
 @pytest.mark.requirement("X58")

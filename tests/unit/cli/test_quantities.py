@@ -1,4 +1,4 @@
-"""Durations and sizes, read and shown."""
+"""Values of options: what is refused, in which words; durations and sizes as they are shown."""
 
 from __future__ import annotations
 
@@ -16,72 +16,31 @@ from callyard.cli.quantities import (
 )
 
 
+def test_durations_and_sizes_are_rounded() -> None:
+    assert (parse_duration_ms("0.0015s"), parse_duration_ms("0"), parse_duration_ms("720h")) == (2, 0, 2_592_000_000)
+    assert (parse_size_bytes("1.5KiB"), parse_size_bytes("0"), parse_size_bytes(".5")) == (1_536, 0, 0)
+
+
 @pytest.mark.parametrize(
-    ("text", "milliseconds"),
+    ("text", "message"),
     [
-        ("250ms", 250),
-        ("2s", 2_000),
-        ("1.5s", 1_500),
-        (".5s", 500),
-        ("0.0015s", 2),
-        ("5m", 300_000),
-        ("5min", 300_000),
-        ("1h", 3_600_000),
-        (" 2 s ", 2_000),
-        ("0s", 0),
-        ("0", 0),
-        ("720h", 30 * 24 * 3_600_000),
+        ("5", "expected a duration such as 250ms, 2s, 5m or 1h, got '5'"),
+        ("721h", "at most 720h"),
+        ("0.4ms", "at least 1ms"),
     ],
 )
-def test_durations(text: str, milliseconds: int) -> None:
-    assert parse_duration_ms(text) == milliseconds
-
-
-@pytest.mark.parametrize(
-    "text", ["", "5", "s", "-1s", "+1s", "2S", "2d", "1e3s", "1_000s", "1.s", "nan", "inf s", "٣s"]
-)
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="expected a duration such as 250ms, 2s, 5m or 1h"):
-        parse_duration_ms(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("721h", "at most 720h"), ("0.4ms", "at least 1ms"), ("1e9h", "such as")]
-)
-def test_durations_out_of_range(text: str, message: str) -> None:
+def test_durations_that_are_refused(text: str, message: str) -> None:
     with pytest.raises(typer.BadParameter, match=message):
         parse_duration_ms(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("512", 512),
-        ("512B", 512),
-        ("64KiB", 64 << 10),
-        ("64MiB", 64 << 20),
-        ("1.5GiB", 3 << 29),
-        ("64kB", 64_000),
-        ("64MB", 64_000_000),
-        ("1GB", 10**9),
-        ("512m", 512 << 20),
-        ("2G", 2 << 30),
-        ("0", 0),
-    ],
+    ("text", "message"),
+    [("1TB", "expected a size such as 512MiB or 1GB, got '1TB'"), ("1048577GiB", "at most 1048576GiB")],
 )
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MB", "-1MB", "1TB", "1 0", "0x10"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="expected a size such as 512MiB or 1GB"):
+def test_sizes_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(typer.BadParameter, match=message):
         parse_size_bytes(text)
-
-
-def test_a_size_beyond_all_machines() -> None:
-    with pytest.raises(typer.BadParameter, match="at most 1048576GiB"):
-        parse_size_bytes("1048577GiB")
 
 
 @pytest.mark.parametrize(

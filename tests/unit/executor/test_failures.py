@@ -4,6 +4,7 @@ import pytest
 
 from callyard.errors import ErrorKind, ToolError, TransientError
 from callyard.executor import failures
+from callyard.functions import raised
 
 
 @pytest.mark.requirement("X56")
@@ -22,13 +23,13 @@ def test_names_that_look_like_secrets(name: str, secret: bool) -> None:
 @pytest.mark.requirement("X79")
 def test_a_stack_is_cut_by_bytes_and_keeps_both_ends() -> None:
     text = "Traceback\n" + "é" * 20_000 + "\nValueError: end\n"
-    cut = failures.cut_stack(text)
-    assert len(cut.encode()) <= failures.STACK_BYTES_MAX
+    cut = raised.cut_stack(text)
+    assert len(cut.encode()) <= raised.STACK_BYTES_MAX
     assert cut.startswith("Traceback")
     assert cut.endswith("ValueError: end\n")
     assert "bytes and more cut" in cut
-    assert failures.cut_stack("short") == "short"
-    assert failures.cut_stack("lone \udc80") == "lone \\udc80"
+    assert raised.cut_stack("short") == "short"
+    assert raised.cut_stack("lone \udc80") == "lone \\udc80"
 
 
 @pytest.mark.parametrize(
@@ -68,4 +69,4 @@ def test_a_chain_of_thousands_of_causes_is_cut() -> None:
         link = link.__context__
     text = failures.stack_of(error)
     assert "ValueError: last" in text
-    assert text.count("KeyError") == failures.CHAIN_MAX
+    assert text.count("KeyError") == raised.CHAIN_MAX

@@ -3,6 +3,7 @@ from __future__ import annotations
 import _socket
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import pytest
 
 from callyard.errors import ProtocolError
 from callyard.executor.link import FLUSH_BYTES, FLUSH_FRAMES, PEEK_BYTES, Link, LinkClosed
-from callyard.executor.marks import MarkPage
+from callyard.executor.marks import NO_CALL, MarkPage
 from callyard.ids import CallId, CallNumber
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import CancelCall, CancelCallPayload, CancelReason, HeartbeatAck
@@ -29,7 +30,7 @@ class Ends(NamedTuple):
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[Ends]:
     file = tmp_path / "marks"
-    file.write_bytes(bytes(2 * 8))
+    file.write_bytes(bytes(3 * 8))
     marks = MarkPage(os.open(file, os.O_RDWR))
     worker, theirs = socket.socketpair()
     raw = _socket.socket(fileno=theirs.detach())
@@ -109,6 +110,18 @@ def test_a_slot_comes_back_with_the_flush_of_its_frame(ends: Ends) -> None:
     assert ends.marks.take() is None
     ends.link.flush()
     assert ends.marks.take() == first
+
+
+@pytest.mark.requirement("X38")
+def test_the_last_number_of_the_page_is_the_running_call_s(ends: Ends, tmp_path: Path) -> None:
+    ends.marks.mark(1, CallNumber(41))
+    ends.marks.set_running(CallNumber(42))
+    assert struct.unpack("=3Q", (tmp_path / "marks").read_bytes()) == (0, 41, 42)
+    ends.marks.set_running(NO_CALL)
+    assert struct.unpack("=3Q", (tmp_path / "marks").read_bytes()) == (0, 41, 0)
+    ends.marks.close()
+    ends.marks.set_running(CallNumber(43))  # in a forked child: the page is its parent's
+    assert struct.unpack("=3Q", (tmp_path / "marks").read_bytes()) == (0, 41, 0)
 
 
 @pytest.mark.requirement("X54")

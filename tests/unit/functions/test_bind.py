@@ -202,11 +202,11 @@ def test_a_misfit_names_the_place_what_was_expected_and_what_came(
 ) -> None:
     found = misfit_of(target, args)
     assert found.details["pointer"] == pointer
-    assert found.details["errors"][0] == {
-        "pointer": pointer,
-        "message": message,
-        "type": found.details["errors"][0]["type"],
-    }
+    error = found.details["errors"][0]
+    assert error == {**error, "pointer": pointer, "message": message}
+    assert error.keys() == {"pointer", "keyword", "message", "expected"}
+    assert error["keyword"]
+    assert error["expected"]
     assert found.message == (f"{pointer}: {message}" if pointer else message)
 
 

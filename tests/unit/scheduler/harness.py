@@ -20,6 +20,7 @@ from callyard.scheduler import (
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.executors import ExecutorSnapshot
+from callyard.scheduler.placement import DEFAULT_POOL, PoolName
 
 DIGEST = Digest("d")
 PLAIN = FunctionTarget(FunctionId("f"), DIGEST, "m:f")
@@ -100,9 +101,12 @@ class Harness:
         fields.setdefault("received_at_ms", self.now_ms)
         return ExecutorSnapshot(ExecutorId(name), seq, available_contexts=contexts, **fields)
 
-    def attach(self, *names: str, contexts: int = 8, **fields: Any) -> None:
+    def attach(
+        self, *names: str, contexts: int = 8, pool: str = DEFAULT_POOL, watermark: int | None = None, **fields: Any
+    ) -> None:
         for name in names:
-            assert self.handle(e.ExecutorAttached(self.snapshot(name, contexts=contexts, **fields))) == []
+            snapshot = self.snapshot(name, contexts=contexts, **fields)
+            assert self.handle(e.ExecutorAttached(snapshot, PoolName(pool), watermark)) == []
 
     def open(self, name: str = "t", **plan: Any) -> TaskPlan:
         self.plans[name] = TaskPlan(TaskId(name), **plan)
@@ -180,6 +184,10 @@ class Harness:
     ) -> Commands:
         marks = frozenset(CallId(call_id) for call_id in begun)
         return self.post(e.ExecutorLost(ExecutorId(executor), cause, "it died", marks, **fields))
+
+    def ready_count(self, name: str = "t") -> int:
+        """Calls of a task that stand in its lanes."""
+        return sum(len(lane.calls) for lane in self.scheduler._tasks[TaskId(name)].lanes.values())
 
     def state(self, call_id: str) -> Any:
         """The call itself, to look at."""

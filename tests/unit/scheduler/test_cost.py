@@ -19,6 +19,7 @@ from callyard.scheduler import FunctionTarget, NewCall, Scheduler, SchedulerConf
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.executors import ExecutorSnapshot
+from callyard.scheduler.placement import DEFAULT_POOL, Placement
 
 from .harness import DIGEST, PLAIN
 
@@ -159,7 +160,7 @@ def test_the_index_stays_small() -> None:
         for number in range(4):
             snapshot = ExecutorSnapshot(ExecutorId(f"exec-{number}"), seq, 0, available_contexts=100 + seq % 28)
             scheduler.handle(e.SnapshotUpdated(snapshot), 0)
-        scheduler._index.select(DIGEST, 0)
+        scheduler._index.select(Placement(DEFAULT_POOL, DIGEST), 0)
         assert sum(map(len, scheduler._index._heaps.values())) <= 2 * (64 + 4 * 4) + 1
 
 

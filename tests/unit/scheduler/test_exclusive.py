@@ -10,10 +10,15 @@ from callyard.scheduler import StopReason
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.exclusives import PASSED_MAX
+from callyard.scheduler.placement import DEFAULT_POOL
 
 from .harness import PLAIN, Harness, cancels, converged, dispatches, function, refused, resumes, rows
 
 ALONE = function("alone", exclusive=True)
+
+
+def unmet_digests(h: Harness) -> list[str]:
+    return [placement.digest for placement in h.scheduler.demand().unmet]
 
 
 def places(commands: list) -> dict[str, str]:
@@ -28,7 +33,7 @@ def test_it_takes_an_executor_for_itself_and_holds_nobody_back() -> None:
     assert sorted(sent) == ["t-0", "t-1", "t-3", "t-4"]
     alone = sent.pop("t-0")
     assert alone not in sent.values()
-    assert h.scheduler.exclusive_waiting == h.scheduler.statistics().exclusive_waiting == 1
+    assert h.scheduler.exclusive_waiting(DEFAULT_POOL) == h.scheduler.statistics().exclusive_waiting == 1
 
 
 @pytest.mark.requirement("X90")
@@ -40,9 +45,9 @@ def test_it_waits_until_nothing_is_live_or_draining() -> None:
     assert places(h.complete(one)) == {}
     h.post(e.CallSuspended(two.executor_id, two.call_id, 1, "r"))
     h.post(e.ResumeSendFailed(two.call_id, 1))
-    assert h.scheduler.exclusive_waiting == 1
+    assert h.scheduler.exclusive_waiting(DEFAULT_POOL) == 1
     assert places(h.fail(two, ErrorKind.CANCELLED)) == {"t-2": "exec-0"}
-    assert h.scheduler.exclusive_waiting == 0
+    assert h.scheduler.exclusive_waiting(DEFAULT_POOL) == 0
 
 
 @pytest.mark.requirement("X90")
@@ -166,7 +171,7 @@ def test_a_stop_ends_those_that_wait() -> None:
             if call.executor is not None:
                 commands += h.post(e.AttemptFailed(call.executor.executor_id, call.call_id, 1, ErrorKind.CANCELLED, ""))
     assert converged(commands).failed_count == 3
-    assert h.scheduler.exclusive_waiting == 0
+    assert h.scheduler.exclusive_waiting(DEFAULT_POOL) == 0
 
 
 # --- bundles that nobody can take -----------------------------------------------------------------------------------
@@ -177,13 +182,13 @@ def test_bundles_that_no_executor_could_ever_take() -> None:
     h = Harness(executors=1)
     other = function("f", digest=Digest("other"))
     h.begin(PLAIN, other)
-    assert h.scheduler.bundle_demand().unmet == ["other"]
+    assert unmet_digests(h) == ["other"]
     h.attach("exec-1")
     h.turn()
-    assert h.scheduler.bundle_demand().unmet == []
+    assert unmet_digests(h) == []
     h.post(e.ExecutorSealed("exec-0"))
     h.commit(3)
-    assert h.scheduler.bundle_demand().unmet == ["d"]
+    assert unmet_digests(h) == ["d"]
     assert h.turn() == []
 
 
@@ -191,14 +196,14 @@ def test_bundles_that_no_executor_could_ever_take() -> None:
 def test_exclusive_calls_count_among_them() -> None:
     h = Harness(executors=1)
     h.begin(PLAIN, function("alone", exclusive=True, digest=Digest("other")))
-    assert h.scheduler.bundle_demand().unmet == ["other"]
+    assert unmet_digests(h) == ["other"]
 
 
 @pytest.mark.requirement("X92")
 def test_no_calls_no_hunger() -> None:
     h = Harness()
-    assert h.scheduler.bundle_demand().unmet == []
+    assert unmet_digests(h) == []
     h.begin(PLAIN)
-    assert h.scheduler.bundle_demand().unmet == ["d"]
+    assert unmet_digests(h) == ["d"]
     h.attach("exec-0")
     assert isinstance(h.turn()[0], c.BindCall)

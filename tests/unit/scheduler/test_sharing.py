@@ -325,10 +325,10 @@ def test_a_million_equal_calls_are_set_aside_a_few_at_a_time() -> None:
     h.handle(e.ExecutorBound(bind.call_id))
     left = []
     while h.decide() or not h.scheduler.is_settled:
-        left.append(len(h.scheduler._tasks["t"].ready))
+        left.append(h.ready_count("t"))
         h.scheduler.flush_dirty_tasks(h.now_ms)
     assert left[0] == 999 - 64
-    assert len(h.scheduler._tasks["t"].ready) == 0
+    assert h.ready_count("t") == 0
     assert len(left) <= 17
 
 

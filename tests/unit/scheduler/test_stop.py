@@ -243,7 +243,7 @@ def test_a_stopped_task_leaves_its_turn() -> None:
         h.turn()
         h.handle(e.TaskStopped(TaskId(f"u{number}"), StopReason.DEADLINE))
         h.post(e.ProductionEnded(TaskId(f"u{number}")))
-    assert [[task.task_id for task in ring] for ring in h.scheduler._turns.rings.values()] == [["waits"]]
+    assert [[lane.task.task_id for lane in ring] for ring in h.scheduler._turns.rings.values()] == [["waits"]]
 
 
 # --- reasons -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tasks with ready calls take turns, one bind each; bundles likewise."""
+"""Tasks with ready calls take turns, one bind each; placements likewise."""
 
 from __future__ import annotations
 
@@ -73,20 +73,19 @@ def test_a_bundle_without_executor_does_not_hold_back_another() -> None:
     assert len(h.scheduler._index.executors["exec-0"].live) == 3
 
 
-def test_a_task_moves_between_bundles_as_its_calls_do() -> None:
+def test_no_call_of_a_task_waits_behind_one_of_another_bundle() -> None:
     h = Harness()
     h.open("mixed")
     targets = [PLAIN, OTHER, OTHER, PLAIN, OTHER, PLAIN]
     h.commit([NewCall(index, target, b"[]") for index, target in enumerate(targets)], name="mixed")
     h.start(2, name="other", target=OTHER)
     h.attach("exec-0", contexts=10)
-    assert order_of(h.turn()) == ["mixed"]  # exec-0 is bound to the first bundle; the next call needs another
+    assert [call.call_id for call in dispatches(h.turn())] == ["mixed-0", "mixed-3", "mixed-5"]
     h.attach("exec-1", contexts=10)
-    assert order_of(h.turn()) == ["other", "mixed", "other", "mixed", "mixed", "mixed", "mixed"]
+    assert order_of(h.turn()) == ["mixed", "other", "mixed", "other", "mixed"]
 
 
 def test_a_call_of_another_bundle_that_comes_back_to_the_head() -> None:
-    """The head of a task's queue changes its bundle while the task stands in a ring."""
     h = Harness()
     h.attach("exec-0", contexts=1)
     h.open()
@@ -96,10 +95,12 @@ def test_a_call_of_another_bundle_that_comes_back_to_the_head() -> None:
     h.handle(refused(first))
     h.handle(e.ExecutorSealed(first.executor_id))
     assert h.turn() == []
-    h.attach("exec-1", contexts=3)
-    assert [call.call_id for call in dispatches(h.turn())] == ["t-0"]
-    h.attach("exec-2", contexts=3)
-    assert [call.call_id for call in dispatches(h.turn())] == ["t-1", "t-2"]
+    h.attach("exec-1", "exec-2", contexts=3)
+    sent = dispatches(h.turn())
+    assert sorted(call.call_id for call in sent) == ["t-0", "t-1", "t-2"]
+    homes = [{call.executor_id for call in sent if call.target is target} for target in (PLAIN, OTHER)]
+    assert [len(home) for home in homes] == [1, 1]
+    assert not homes[0] & homes[1]
 
 
 def test_progress_counts() -> None:

@@ -41,8 +41,11 @@ READING = {
     "check_invariants",
     "find_call",
     "is_settled",
-    "bundle_demand",
+    "demand",
     "exclusive_waiting",
+    "find_placement",
+    "has_strays",
+    "tasks_waiting_for",
 }
 
 

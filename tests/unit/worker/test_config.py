@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from callyard.errors import UsageError
-from callyard.worker.config import WorkerConfig, count_available_cpus
+from callyard.scheduler.placement import PoolName
+from callyard.worker.config import PoolConfig, WorkerConfig, count_available_cpus
 
 TABLE = [
     ("executor_count", "EXECUTOR_COUNT", 0, -1),
@@ -92,3 +93,55 @@ def test_a_variable_out_of_range_is_named_as_it_was_given() -> None:
     with pytest.raises(UsageError, match=r"^CALLYARD_EXECUTOR_COUNT must be from 0 to 1024, got 9999"):
         WorkerConfig.from_environment({"CALLYARD_EXECUTOR_COUNT": "9999"})
     assert WorkerConfig.from_environment({"CALLYARD_EXECUTOR_COUNT": "9999"}, executor_count=2).executors == 2
+
+
+# --- named pools ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_has_its_own_settings_and_the_worker_s_others() -> None:
+    gpu = PoolConfig(executors=2, sandbox="bwrap", executor_memory_high_watermark=7, after_interrupt="keep")
+    config = WorkerConfig(
+        executor_count=5, spare_executors=3, sandbox_tmp_bytes=9, sandbox="landlock", pools={"gpu": gpu}
+    )
+    own = config.of_pool(PoolName("gpu"))
+    assert (own.executors, own.slots_max, own.spare_executors, own.sandbox_choice) == (2, 2, 0, "bwrap")
+    assert (own.executor_memory_high_watermark, own.after_interrupt, own.sandbox_tmp_bytes) == (7, "keep", 9)
+    assert config.of_pool(PoolName("default")) is config
+    assert PoolConfig(executors=2, executors_max=6).executors_max == 6
+
+
+def test_slots_have_numbers() -> None:
+    gpu = PoolConfig(executors=2, environment={"CUDA_VISIBLE_DEVICES": "{slot}", "NAME": "gpu-{slot}", "PLAIN": "1"})
+    assert gpu.environment_of(1) == {"CUDA_VISIBLE_DEVICES": "1", "NAME": "gpu-1", "PLAIN": "1"}
+    assert gpu.environment_of(2)["CUDA_VISIBLE_DEVICES"] == "0", "there is no third"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"executors": 0}, "executors of a pool must be from 1"),
+        ({"executors": True}, "whole number"),
+        ({"spare_executors": 1, "environment": {"A": "{slot}"}}, "has no spares"),
+        ({"environment": {"A": 1}}, "names and texts"),
+        ({"environment": {"A=B": "1"}}, "names and texts"),
+    ],
+)
+def test_what_is_no_pool(wrong: dict, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        PoolConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("pools", "told"),
+    [
+        ({"default": PoolConfig()}, "the worker's own"),
+        ({"a b": PoolConfig()}, "letters, digits"),
+        ({"gpu": 2}, "must be a PoolConfig"),
+        ({"gpu": PoolConfig(sandbox="bwarp")}, "pool 'gpu': sandbox must be one of"),  # type: ignore[arg-type]
+        ({"gpu": PoolConfig(sandbox_open_files=-1)}, "pool 'gpu': sandbox_open_files must be from"),
+        ({"gpu": PoolConfig(executor_max_inflight=129)}, "at most the worker's, 128"),
+    ],
+)
+def test_what_a_worker_takes_for_no_pool(pools: dict, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        WorkerConfig(pools=pools)

@@ -40,7 +40,42 @@ class AuditRecord(msgspec.Struct, frozen=True):
 
 
 def now_text() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return time_text(datetime.now(UTC))
+
+
+def time_text(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@contextmanager
+def opened_to_append(path: Path) -> Iterator[int]:
+    """The file, locked against other writers, and made with mode 0600 when it is not there. Raises UsageError for one
+    that cannot be written, whatever the body meets as OSError included."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError("not a regular file")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield fd
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise UsageError(f"audit log {path} cannot be written: {error.strerror or error}") from error
+
+
+def append_whole(fd: int, lines: bytes, *, fsync: bool = True) -> None:
+    """Write the lines at the end, all of them or none, and have them on disk. Raises OSError when that fails."""
+    end = os.fstat(fd).st_size
+    try:
+        written = os.write(fd, lines)
+        if written < len(lines):
+            raise OSError(f"{written} of {len(lines)} bytes written")
+        if fsync:
+            os.fsync(fd)
+    except OSError:
+        os.ftruncate(fd, end)
+        raise
 
 
 class AuditLog:
@@ -49,39 +84,17 @@ class AuditLog:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open it. Raises UsageError for a file that cannot be written, or is no audit log."""
         self.path = Path(path)
-        with self._opened() as fd:
+        with opened_to_append(self.path) as fd:
             self._remove_cut_line(fd)
 
     def append(self, record: AuditRecord) -> None:
         """Write the line and have it on disk. Raises UsageError when that fails: nothing of it is left then."""
-        line = msgspec.json.encode(record) + b"\n"
-        with self._opened() as fd:
-            end = self._remove_cut_line(fd)
-            try:
-                written = os.write(fd, line)
-                if written < len(line):
-                    raise OSError(f"{written} of {len(line)} bytes written")
-                os.fsync(fd)
-            except OSError:
-                os.ftruncate(fd, end)
-                raise
+        with opened_to_append(self.path) as fd:
+            self._remove_cut_line(fd)
+            append_whole(fd, msgspec.json.encode(record) + b"\n")
 
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        try:
-            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-            try:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise OSError("not a regular file")
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                yield fd
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise UsageError(f"audit log {self.path} cannot be written: {error.strerror or error}") from error
-
-    def _remove_cut_line(self, fd: int) -> int:
-        """Cut after the last whole line; returns its end. Raises UsageError for what is no line of ours."""
+    def _remove_cut_line(self, fd: int) -> None:
+        """Cut after the last whole line. Raises UsageError for what is no line of ours."""
         size = os.fstat(fd).st_size
         tail = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         rest = tail[tail.rfind(b"\n") + 1 :]
@@ -89,4 +102,3 @@ class AuditLog:
             raise UsageError(f"{self.path} does not end with a line of an audit log: give another file")
         if rest:
             os.ftruncate(fd, size - len(rest))
-        return size - len(rest)

@@ -8,13 +8,16 @@ Source: call-execution X42.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
 
+LITERAL_CHARACTERS_MAX: Final = 45
+"""Of `ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255`."""
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _COMPATIBLE: Final = IPv6Network("::/96")
 _NAMED: Final[tuple[tuple[Network, str], ...]] = tuple(
@@ -40,8 +43,17 @@ _NAMED: Final[tuple[tuple[Network, str], ...]] = tuple(
 
 def parse_address(text: str) -> Address | None:
     """A literal, without its zone; None: it is a name, or a form that only the resolver understands."""
+    bare = text.partition("%")[0]
+    # A literal has a colon, or ends with a digit. Most hosts are names, and to learn that from an exception is slow.
+    if len(bare) > LITERAL_CHARACTERS_MAX or not (":" in bare or bare[-1:].isdigit()):
+        return None
+    return _read_literal(bare)
+
+
+@lru_cache(1_024)
+def _read_literal(text: str) -> Address | None:
     try:
-        return ip_address(text.partition("%")[0])
+        return ip_address(text)
     except ValueError:
         return None
 
@@ -49,8 +61,9 @@ def parse_address(text: str) -> Address | None:
 def find_refusal(address: Address, allowed: Sequence[Network] = ()) -> str | None:
     """What kind of place it is, when functions may not connect there; None: a public one, or one in `allowed`."""
     inner = _reached(address)
-    if any(_holds(network, address) or _holds(network, inner) for network in allowed):
-        return None
+    for network in allowed:
+        if _holds(network, address) or _holds(network, inner):
+            return None
     for one in (inner, address):
         kind = _kind(one)
         if kind is not None:
@@ -73,6 +86,7 @@ def _reached(address: Address) -> Address:
     return address
 
 
+@lru_cache(1_024)
 def _kind(address: Address) -> str | None:
     if isinstance(address, IPv6Address) and _reached(address) is not address:
         return None  # judged as the IPv4 it reaches
@@ -97,15 +111,39 @@ def _holds(network: Network, address: Address) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Rule:
+    """One pattern, read."""
+
+    host: str
+    port: int | None
+    literal: Address | None
+
+    def permits(self, host: str, port: int, literal: Address | None) -> bool:
+        if self.port is not None and self.port != port:
+            return False
+        if self.host == "*" or self.host == host:
+            return True
+        if self.host.startswith("*."):
+            return host.endswith(self.host[1:])
+        return literal is not None and literal == self.literal
+
+
+@dataclass(frozen=True, slots=True)
 class HostRules:
     """`*` any host; `*.example.com` what is below it; `example.com` or `example.com:8443`; an address."""
 
     patterns: tuple[str, ...]
+    _rules: tuple[_Rule, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        pairs = [split_port(pattern) for pattern in self.patterns]
+        object.__setattr__(self, "_rules", tuple(_Rule(host, port, parse_address(host)) for host, port in pairs))
 
     def permits(self, host: str, port: int) -> bool:
         """`host` as it is connected to: lower case, IDNA, no brackets."""
         host = host.rstrip(".")
-        return any(_matches(pattern, host, port) for pattern in self.patterns)
+        literal = parse_address(host)
+        return any(rule.permits(host, port, literal) for rule in self._rules)
 
 
 def normalize_pattern(text: str) -> str:
@@ -127,15 +165,3 @@ def split_port(pattern: str) -> tuple[str, int | None]:
     if colon and port.isdigit() and (":" not in host or host.startswith("[")):
         return host.strip("[]"), int(port)
     return pattern.strip("[]"), None
-
-
-def _matches(pattern: str, host: str, port: int) -> bool:
-    wanted, wanted_port = split_port(pattern)
-    if wanted_port is not None and wanted_port != port:
-        return False
-    if wanted == "*":
-        return True
-    if wanted.startswith("*."):
-        return host.endswith(wanted[1:])
-    literal = parse_address(wanted)
-    return wanted == host or (literal is not None and literal == parse_address(host))

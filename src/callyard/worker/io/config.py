@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from callyard.errors import UsageError
+from callyard.quantities import read_duration_ms, read_size_bytes
 from callyard.worker.io.addresses import HostRules, Network, normalize_pattern
 from callyard.worker.io.hub import MIB, IoLimits
 from callyard.worker.io.port import REPLY_BYTES_MAX
@@ -37,9 +38,6 @@ TIMEOUT_MS_MAX: Final = 3_600_000
 ANYWHERE: Final[tuple[Network, ...]] = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}", re.ASCII)
-_QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
-_SIZES: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-_DURATIONS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,25 +256,22 @@ def _count(value: object, where: str) -> int:
 
 
 def _size(value: object, where: str) -> int:
-    return _quantity(value, where, _SIZES, "a size such as 512KiB or 8MiB", 1 << 40)
+    return _quantity(value, where, read_size_bytes, "a size such as 512KiB or 8MiB", 1 << 40)
 
 
 def _max_bytes(value: object, where: str) -> int:
-    return _quantity(value, where, _SIZES, f"a size such as 8MiB, at most {REPLY_BYTES_MAX} bytes", REPLY_BYTES_MAX)
+    expected = f"a size such as 8MiB, at most {REPLY_BYTES_MAX} bytes"
+    return _quantity(value, where, read_size_bytes, expected, REPLY_BYTES_MAX)
 
 
 def _timeout(value: object, where: str) -> int:
-    return _quantity(value, where, _DURATIONS_MS, "a duration such as 500ms or 30s, at most 1h", TIMEOUT_MS_MAX)
+    return _quantity(value, where, read_duration_ms, "a duration such as 500ms or 30s, at most 1h", TIMEOUT_MS_MAX)
 
 
-def _quantity(value: object, where: str, units: Mapping[str, int], expected: str, high: int) -> int:
-    number: float = -1
-    if isinstance(value, int) and not isinstance(value, bool) and "" in units:
-        number = value
-    elif isinstance(value, str):
-        match = _QUANTITY.fullmatch(value.strip())
-        if match is not None and match[2].lower() in units:
-            number = float(match[1]) * units[match[2].lower()]
-    if not 1 <= number <= high:
+def _quantity(value: object, where: str, read: Callable[[str], float | None], expected: str, high: int) -> int:
+    """A text, or a number where it needs no unit."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    number = read(str(value)) if is_number or isinstance(value, str) else None
+    if number is None or not 1 <= number <= high:
         raise UsageError(f"{where}: expected {expected}, got {value!r}")
     return round(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -14,7 +15,7 @@ from callyard.worker.io.http_client import METHODS, READ_ONLY_METHODS, HttpClien
 from callyard.worker.io.port import IoFailure, IoScope, Provider, Reply, decode_request
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
+class _Request(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     url: str
     headers: list[tuple[str, str]] = []
     timeout_ms: Annotated[int, Meta(ge=1, le=TIMEOUT_MS_MAX)] | None = None
@@ -24,7 +25,11 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     """Narrows the worker's."""
 
 
-class _Response(msgspec.Struct):
+_rules_of = lru_cache(256)(HostRules)
+"""A task's, for its many requests."""
+
+
+class _Response(msgspec.Struct, gc=False):
     status: int
     url: str
     headers: list[tuple[str, str]]
@@ -35,7 +40,7 @@ class HttpProvider(Provider):
 
     def __init__(self, config: HttpConfig, *, sandboxed: bool = False) -> None:
         self._config = config
-        self._hosts = config.hosts(sandboxed=sandboxed)
+        self._hosts = (config.hosts(sandboxed=sandboxed),)
         self._client = HttpClient(config.allow_private)
 
     async def close(self) -> None:
@@ -46,7 +51,7 @@ class HttpProvider(Provider):
             raise IoFailure(ErrorKind.SCHEMA, f"http has no method {operation!r}; it has {', '.join(sorted(METHODS))}")
         asked = decode_request(request, _Request, operation)
         config = self._config
-        hosts = [self._hosts] if scope.names is None else [self._hosts, HostRules(scope.names)]
+        hosts = self._hosts if scope.names is None else (*self._hosts, _rules_of(scope.names))
         found = await self._client.fetch(
             operation,
             asked.url,
@@ -58,8 +63,7 @@ class HttpProvider(Provider):
             max_bytes=_least(config.max_bytes, asked.max_bytes),
         )
         head = msgspec.json.encode(_Response(found.status, found.url, found.headers))
-        no_store = any(name.lower() == "cache-control" and "no-store" in value.lower() for name, value in found.headers)
-        return Reply(head, found.body, keep=found.status < 400 and not no_store)
+        return Reply(head, found.body, keep=found.status < 400 and not found.no_store)
 
 
 def _least(configured: int, asked: int | None) -> int:

@@ -8,7 +8,6 @@ the environment are not used. Source: call-execution X42.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import socket
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import msgspec
 
 from callyard.errors import ErrorKind
 from callyard.worker.io.addresses import HostRules, Network, find_refusal, parse_address
+from callyard.worker.io.deadlines import Deadlines
 from callyard.worker.io.port import IoFailure
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class HttpReply(msgspec.Struct, frozen=True, gc=False):
     """Where it came from, after redirects."""
     headers: list[tuple[str, str]]
     body: bytes
+    no_store: bool
+    """Its Cache-Control says not to keep it."""
 
 
 class HttpClient:
@@ -61,8 +63,10 @@ class HttpClient:
     def __init__(self, private_allowed: Sequence[Network]) -> None:
         self._private_allowed = tuple(private_allowed)
         self._session: aiohttp.ClientSession | None = None
+        self._deadlines = Deadlines()
 
     async def close(self) -> None:
+        self._deadlines.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -86,7 +90,7 @@ class HttpClient:
         check_headers(headers)
         target = _parse_url(url)
         try:
-            async with asyncio.timeout(timeout_ms / 1_000):
+            with self._deadlines.within(timeout_ms):
                 return await self._follow(session, method, target, headers, body, hosts, redirects_max, max_bytes)
         except TimeoutError as error:
             message = f"{method} {show_url(target)}: no whole answer in {timeout_ms} ms"
@@ -139,13 +143,16 @@ class HttpClient:
         for hop in range(redirects_max + 1):
             self._check_target(url, hosts)
             data = None if body is None else io.BytesIO(body)
-            async with session.request(method, url, headers=headers, data=data, allow_redirects=False) as response:
-                location = response.headers.get("Location")
-                if response.status not in _REDIRECTS or location is None or redirects_max == 0:
+            async with await session.request(
+                method, url, headers=headers or None, data=data, allow_redirects=False
+            ) as response:
+                status, found = response.status, response.headers
+                location = found.get("Location")
+                if location is None or status not in _REDIRECTS or redirects_max == 0:
                     read = await _read(response, method, max_bytes)
-                    pairs = [(name, value) for name, value in response.headers.items()]
-                    return HttpReply(response.status, str(url), [(_latin(n), _latin(v)) for n, v in pairs], read)
-                status = response.status
+                    pairs = [(_latin(name), _latin(value)) for name, value in found.items()]
+                    no_store = any("no-store" in value.lower() for value in found.getall("Cache-Control", ()))
+                    return HttpReply(status, str(url), pairs, read, no_store)
                 if hop == redirects_max:
                     break
             target = _parse_url(_latin(location), url)
@@ -163,13 +170,14 @@ class HttpClient:
 
     def _check_target(self, url: URL, hosts: Sequence[HostRules]) -> None:
         host, port = _host_of(url), url.port or 0
-        if not all(rules.permits(host, port) for rules in hosts):
+        for rules in hosts:
+            if rules.permits(host, port):
+                continue
             message = f'host {host} is not allowed; whoever runs the worker may add it: [io.http] allow = ["{host}"]'
             raise IoFailure(ErrorKind.DENIED, message, host=host)
-        literal = parse_address(host)
-        if literal is not None:
+        if parse_address(host) is not None:
             try:
-                check_address(str(literal), self._private_allowed)
+                check_address(host, self._private_allowed)
             except AddressRefused as error:
                 raise _denied(error, host) from error
 
@@ -186,6 +194,8 @@ def check_address(text: str, allowed: Sequence[Network]) -> None:
 
 def check_headers(headers: Headers) -> None:
     """Raises `IoFailure`, which names a header and never shows its value: it may be a secret."""
+    if not headers:
+        return
     if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers) > HEADERS_BYTES_MAX:
         message = f"expected at most {HEADERS_MAX} headers of {HEADERS_BYTES_MAX} bytes, got {len(headers)}"
         raise IoFailure(ErrorKind.SCHEMA, message)
@@ -245,7 +255,7 @@ async def _read(response: aiohttp.ClientResponse, method: str, max_bytes: int) -
         return b""
     chunks: list[bytes] = []
     size = 0
-    async for chunk in response.content.iter_any():
+    while chunk := await response.content.readany():
         size += len(chunk)
         if size > max_bytes:
             response.close()
@@ -256,8 +266,8 @@ async def _read(response: aiohttp.ClientResponse, method: str, max_bytes: int) -
 
 
 def _latin(text: str) -> str:
-    """Header text as JSON can hold it: bytes that are not UTF-8 come from aiohttp as surrogates."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    """Header text as JSON can hold it: a plain str, and without the surrogates that stand for what is no UTF-8."""
+    return str(text) if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _make_resolver(allowed: Sequence[Network]) -> aiohttp.abc.AbstractResolver:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Final
 
@@ -143,6 +144,9 @@ class _Flight:
         """None while it waits at the gate."""
         self.started_at_ms = 0
 
+    def land(self, done: asyncio.Task[Reply]) -> None:
+        self.station.on_landed(self, done)
+
     @property
     def tenant(self) -> Tenant:
         return self.task.tenant
@@ -155,10 +159,20 @@ class _Flight:
 class _Station:
     """One provider with its gate and counts."""
 
-    __slots__ = ("failed", "gate", "hits", "joined", "joins", "name", "performed", "provider", "refused")
+    __slots__ = (
+        *("failed", "gate", "hits", "joined", "joins", "name"),
+        *("on_landed", "performed", "provider", "refused"),
+    )
 
-    def __init__(self, name: str, provider: Provider, limits: IoLimits) -> None:
+    def __init__(
+        self,
+        name: str,
+        provider: Provider,
+        limits: IoLimits,
+        on_landed: Callable[[_Flight, asyncio.Task[Reply]], None],
+    ) -> None:
         self.name = name
+        self.on_landed = on_landed
         self.provider = provider
         self.gate: Gate[_Flight] = Gate(limits.requests_at_once, limits.waiters_max, limits.request_bytes_max)
         self.joined = 0
@@ -179,13 +193,17 @@ class IoHub:
         advise: Callable[[str], str] | None = None,
     ) -> None:
         self._limits = limits or IoLimits()
-        self._stations = {name: _Station(name, provider, self._limits) for name, provider in providers.items()}
+        self._stations = {
+            name: _Station(name, provider, self._limits, self._landed) for name, provider in providers.items()
+        }
         self._clock = clock
         self._advise = advise or self._say_unknown
         self._tasks: dict[TaskId, _Task] = {}
         self._open: dict[tuple[CallId, int], dict[RequestId, _Ticket]] = {}
         """Every open request, by attempt: what `cancel_call` ends."""
         self._opened: list[_Station] = []
+        self._context = copy_context()
+        """What flights land in: else each would keep a copy of its own."""
         self._closing = False
         self.repeated_requests = 0
         """Request ids that were open already; dropped (X66)."""
@@ -354,9 +372,9 @@ class IoHub:
         while (flight := station.gate.next()) is not None:
             station.performed += 1
             flight.started_at_ms = self._clock.now_ms()
-            flight.aio_task = loop.create_task(self._perform(flight), name=f"io {station.name} {flight.operation}")
+            flight.aio_task = loop.create_task(self._perform(flight))
             # Not a `finally` in the coroutine: that does not run when the task is cancelled before its first step.
-            flight.aio_task.add_done_callback(lambda done, flight=flight: self._landed(flight, done))  # type: ignore[misc]
+            flight.aio_task.add_done_callback(flight.land, context=self._context)
             for ticket in flight.tickets:
                 if ticket.pays and ticket.budget_ms:
                     ticket.timer = loop.call_later(ticket.budget_ms / 1_000, self._overrun, ticket)

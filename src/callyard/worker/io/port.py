@@ -8,7 +8,6 @@ Source: call-execution X42.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import msgspec
@@ -48,8 +47,7 @@ class IoFailure(CallyardError):
         self.details = details
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IoScope:
+class IoScope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """On whose behalf a request is performed."""
 
     task_id: TaskId

@@ -1,0 +1,41 @@
+"""The call that runs here, where no executor is: a dispatcher sets it around its own handlers, and `callyard.context()`
+and `callyard.progress()` look it up. Source: tool-dispatch D42; call-execution X30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+import msgspec
+
+from callyard.ids import CallId
+
+
+class CallInfo(msgspec.Struct, frozen=True):
+    """What a running call may know of itself. Outside an executor and a dispatcher every field has its default."""
+
+    call_id: CallId = CallId("")
+    attempt: int = 1
+    """Which try of the call this is, from 1."""
+    owner: str = ""
+    tenant: str = "default"
+    tags: Mapping[str, str] = {}
+    idempotency_key: str = ""
+    """The caller's name for the effect of this call; hand it on to services that take one."""
+    deadline_remaining_ms: int | None = None
+    """Time left for the whole call when `context()` was called; None: it has no deadline."""
+
+
+class RunningCall(Protocol):
+    """One attempt of a call, as its own code sees it. Any thread may ask."""
+
+    def call_info(self) -> CallInfo: ...
+
+    def progress(self, done: float, total: float | None, message: str) -> None:
+        """Tell the caller; nothing once the attempt has ended."""
+
+
+RUNNING: Final[ContextVar[RunningCall | None]] = ContextVar("callyard_running_call", default=None)
+"""None: nothing of ours runs here. Child tasks and `asyncio.to_thread` inherit it."""
