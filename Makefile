@@ -56,6 +56,7 @@ build/demo/.data-installed: requirements-demo.lock $(VENV)/.lock-installed
 bench: setup
 	$(BIN)/python -m bench.limits $(ARGS)
 	$(BIN)/python -m bench.calls $(ARGS)
+	$(BIN)/python -m bench.dispatch $(ARGS)
 
 requirements: setup
 	@$(BIN)/python tools/requirements.py $(ARGS)

@@ -214,9 +214,14 @@ WORKER: dict[str, Message] = {
     "cancel_call_recall": envelope("CancelCall", {"reason": "recall", "attempt_seq": 1}, call_id="run-1-0"),
     "heartbeat_ack_minimal": envelope("HeartbeatAck"),
     "heartbeat_ack_full": envelope("HeartbeatAck", {"heartbeat_seq": 12}),
-    "describe_full": envelope(
+    "describe_minimal": envelope(
         "Describe",
         {"function_code_digest": DIGEST, "path": "bundles/6b6b", "module": "pricing.functions"},
+        request_id="d-1",
+    ),
+    "describe_full": envelope(
+        "Describe",
+        {"function_code_digest": DIGEST, "path": "bundles/6b6b", "module": "pricing.functions", "only_load": True},
         request_id="d-1",
     ),
 }

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from callyard.dispatch.keys import derive_key
     from callyard.dispatch.loop_event import loop_event
     from callyard.dispatch.outcomes import DispatchError, Ok
-    from callyard.dispatch.policies import Allow, Deny
+    from callyard.dispatch.policies import Allow, Deny, allow_tools
     from callyard.functions.audit.policies import AstPolicy, BundleView
     from callyard.functions.audit.verdict import Verdict
+    from callyard.functions.json_schema import normalize_schema
+    from callyard.policy.breaker import BreakerPolicy
+    from callyard.policy.retry import RetryPolicy
     from callyard.sdk_io import files, http, jsonrpc, sql
     from callyard.worker.audit_gate import AuditRefused
     from callyard.worker.config import PoolConfig, WorkerConfig
@@ -37,6 +40,7 @@ __all__ = [
     "Answer",
     "AstPolicy",
     "AuditRefused",
+    "BreakerPolicy",
     "BundleView",
     "CallError",
     "CallEvent",
@@ -54,6 +58,7 @@ __all__ = [
     "Promises",
     "Registry",
     "Result",
+    "RetryPolicy",
     "RunSummary",
     "ToolCall",
     "ToolError",
@@ -65,6 +70,7 @@ __all__ = [
     "Yard",
     "acall",
     "acall_many",
+    "allow_tools",
     "call",
     "call_many",
     "context",
@@ -75,6 +81,7 @@ __all__ = [
     "jsonrpc",
     "log",
     "loop_event",
+    "normalize_schema",
     "progress",
     "run",
     "sleep",
@@ -86,6 +93,7 @@ _LAZY = {
     "Allowance": "callyard.dispatch.allowance",
     "AstPolicy": "callyard.functions.audit.policies",
     "AuditRefused": "callyard.worker.audit_gate",
+    "BreakerPolicy": "callyard.policy.breaker",
     "BundleView": "callyard.functions.audit.policies",
     "CallEvent": "callyard.worker.results",
     "Deny": "callyard.dispatch.policies",
@@ -97,17 +105,20 @@ _LAZY = {
     "PoolConfig": "callyard.worker.config",
     "Registry": "callyard.worker.loading",
     "Result": "callyard.worker.results",
+    "RetryPolicy": "callyard.policy.retry",
     "RunSummary": "callyard.worker.results",
     "ToolCall": "callyard.dispatch.fan_out",
     "Verdict": "callyard.functions.audit.verdict",
     "Worker": "callyard.worker.worker",
     "WorkerConfig": "callyard.worker.config",
     "Yard": "callyard.yard",
+    "allow_tools": "callyard.dispatch.policies",
     "derive_key": "callyard.dispatch.keys",
     "files": "callyard.sdk_io",
     "http": "callyard.sdk_io",
     "jsonrpc": "callyard.sdk_io",
     "loop_event": "callyard.dispatch.loop_event",
+    "normalize_schema": "callyard.functions.json_schema",
     "run": "callyard.yard",
     "sql": "callyard.sdk_io",
 }

@@ -80,5 +80,10 @@ class SimulatedTimers:
     async def sleep(self, delay_ms: int) -> None:
         """Cancelling it is safe."""
         future = self._loop.create_future()
-        self.after(delay_ms, lambda: future.done() or future.set_result(None))
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self.after(delay_ms, wake)
         await future

@@ -190,6 +190,8 @@ class DescribePayload(_Payload, frozen=True):
     """The bundle's folder, as the executor sees it."""
     module: str
     """The dotted name of the target module."""
+    only_load: bool = False
+    """The answer lists no functions: the code is to be there before calls are."""
 
 
 class Describe(_Message, frozen=True, tag="Describe"):

@@ -621,12 +621,15 @@ def wire_error(failure: CallFailure) -> WireError:
 
 
 def _context_of(command: c.DispatchCall, listener: TaskListener, now_ms: int) -> CallContext:
-    """What the attempt may know of itself. The worker's own retries, and subcalls, count from 1 by themselves."""
+    """What the attempt may know of itself. The worker's own retries, and subcalls, count from 1 by themselves. A key is
+    the name of one effect: two subcalls that handed their call's on would pass for one (D48)."""
     context = listener.context
-    attempt = context.attempt if command.attempt == 1 and not command.parent_call_id else command.attempt
+    below = bool(command.parent_call_id)
+    attempt = context.attempt if command.attempt == 1 and not below else command.attempt
     deadline_at_ms = listener.deadline_at_ms
     return msgspec.structs.replace(
         context,
         attempt=attempt,
+        idempotency_key="" if below else context.idempotency_key,
         deadline_remaining_ms=None if deadline_at_ms is None else max(0, deadline_at_ms - now_ms),
     )

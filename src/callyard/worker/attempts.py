@@ -13,7 +13,7 @@ import msgspec
 
 from callyard.errors import CallError, CallFailure, CallyardError, ErrorKind, Outcome, fail
 from callyard.functions.ports import CallOutcome, SubcallEvent
-from callyard.functions.registry import FunctionSpec
+from callyard.functions.registry import FunctionSpec, UnknownFunction
 from callyard.ids import Digest, RequestId
 from callyard.scheduler import NewCall, StopReason
 from callyard.wire.messages import CallContext, CallEventPayload, CancelReason
@@ -49,6 +49,11 @@ class AttemptRunner:
         worker = self._worker
         spec = worker.registry.get(name)
         view, release = worker.pin_view()
+        if spec.digest != view.digest:  # replaced by a tool of this process, or reloaded by another worker
+            release()
+            raise UnknownFunction(
+                f"this worker does not serve the version of {name!r} that the registry has: reload it"
+            )
         pinned = self._pinned.get(view.digest)
         if pinned is None:
             pinned = self._pinned[view.digest] = _Pinned(view)

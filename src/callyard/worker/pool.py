@@ -125,6 +125,7 @@ class Slot:
     state: SlotState = SlotState.WAITING
     executor: Executor | None = None
     timer: asyncio.TimerHandle | None = None
+    seated: int = 0  # executors that it has had
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -161,6 +162,10 @@ class SlotView:
     pid: int
     inflight: int
     memory_bytes: int
+
+
+CodePlace = tuple[Digest, Path, str]
+"""A bundle: its digest, its folder here, and its module."""
 
 
 class Pool:
@@ -209,6 +214,8 @@ class Pool:
         self._listeners: dict[ExecutorId, asyncio.Server] = {}
         self._looking = False
         self.may_exchange: Callable[[], bool] = lambda: False
+        self.find_code: Callable[[], CodePlace | None] = lambda: None
+        """What every executor runs, while that is one bundle."""
         """Whether there was more than one bundle, or tenant of a sandbox: else there is nothing to exchange."""
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -281,7 +288,7 @@ class Pool:
         spare = self._take_spare(slot.pool)
         if spare is not None:
             self._seat(spare, slot)
-            self._hand_over(spare)
+            self._keep(self._prepare(spare))
             return
         try:
             await self._spawn(slot.pool, slot)
@@ -357,6 +364,7 @@ class Pool:
         executor.slot = slot
         slot.executor = executor
         slot.state = SlotState.RUNNING
+        slot.seated += 1
 
     def _order(
         self,
@@ -497,7 +505,7 @@ class Pool:
         if first:
             executor.attached.set()
             executor.pool.attached_at_ms = executor.heartbeat_at_ms
-            self._hand_over(executor)
+            self._keep(self._prepare(executor))
             self._change.set()
             self._keep(self._fill_spares(executor.pool))
         elif heartbeat.draining and not executor.retiring:
@@ -515,6 +523,18 @@ class Pool:
                 f" {PROTOCOL_VERSION}; run: pip install callyard=={callyard.__version__}"
             )
         return ""
+
+    async def _prepare(self, executor: Executor) -> None:
+        """An attached executor in a slot takes calls, in place of another one once it has loaded the code: calls wait
+        for it already, and one that is bound where the code still loads can neither begin nor be stopped in time."""
+        slot = executor.slot
+        place = self.find_code() if slot is not None and slot.seated > 1 else None
+        if place is not None and executor.described is None:
+            try:
+                await self.describe(executor, *place, only_load=True)
+            except UsageError as error:  # it died, or takes long: its calls will tell
+                self._note_loss(executor.pool, str(error))
+        self._hand_over(executor)
 
     def _hand_over(self, executor: Executor) -> None:
         """An attached executor in a slot takes calls from now on."""
@@ -649,14 +669,16 @@ class Pool:
 
     # --- describing ---------------------------------------------------------------------------------------------
 
-    async def describe(self, executor: Executor, digest: Digest, path: Path, module: str) -> DescribedPayload:
+    async def describe(
+        self, executor: Executor, digest: Digest, path: Path, module: str, *, only_load: bool = False
+    ) -> DescribedPayload:
         """Have an executor load a bundle and say what is in it (D6). Raises UsageError when it dies or is too slow."""
         request_id = RequestId(f"describe-{digest[:12]}-{executor.executor_id}")
         answer: asyncio.Future[DescribedPayload] = self._loop.create_future()
         self._describing[request_id] = answer
         executor.described = digest
         shown = "" if executor.pool.spawner.sends_code else str(path)
-        self._send_after_code(executor.link, path, Describe(request_id, DescribePayload(digest, shown, module)))
+        self._send_after_code(executor.link, path, Describe(request_id, DescribePayload(digest, shown, module, only_load)))
         gone = asyncio.ensure_future(executor.gone.wait())
         try:
             timeout_s = self._config.start_timeout_ms / 1_000

@@ -51,7 +51,7 @@ from callyard.worker.io.hub import IoHub
 from callyard.worker.io.registry import advise, build_providers
 from callyard.worker.link import ExecutorLink
 from callyard.worker.outputs import OutputSink
-from callyard.worker.pool import Executor, Pool, SlotView
+from callyard.worker.pool import CodePlace, Executor, Pool, SlotView
 from callyard.worker.results import EventCallback, FailureGroup, Result, RunningCall, RunProgress, RunSummary
 from callyard.worker.run_folder import RunFolder
 from callyard.worker.sandbox.levels import OFF, Sandbox
@@ -215,6 +215,7 @@ class Worker:
             if not only_describe:
                 self._check_pools(self.registry)
             self._view = self._new_view(self.registry, admission)
+            self._pool.find_code = self._find_code
         except BaseException:
             await self.close(drain=False)
             raise
@@ -599,7 +600,7 @@ class Worker:
         return CodeView(digest, targets, audit_id=admission.audit_id, refusal=admission.refusal)
 
     def _describe_missing(self, name: str) -> CallFailure:
-        """Of what an executor called and has not. Tools of the dispatcher's process cannot be reached from there (D48)."""
+        """Of what an executor called and has not. It cannot reach tools of the dispatcher's process (D48)."""
         if name in self.registry and self.registry.get(name).handler is not None:
             why = "it runs in the dispatcher's process, which no executor can call"
             return describe_missing_function(name, why, "not_in_executor")
@@ -607,6 +608,15 @@ class Worker:
 
     def _find_bundle(self, digest: Digest) -> tuple[Path, str] | None:
         return None if self._shelf is None else self._shelf.find(digest)
+
+    def _find_code(self) -> CodePlace | None:
+        """The code that every executor runs, if there is but one."""
+        assert self._shelf is not None
+        digest = self._view.digest
+        found = self._shelf.find(digest)
+        if found is None or len(self._shelf) > 1 or self._view.refusal is not None:
+            return None
+        return (digest, *found)
 
     def _pin(self, run: TaskRun | SingleCall, view: CodeView) -> None:
         """The task's code stays until the task has ended."""

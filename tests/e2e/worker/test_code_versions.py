@@ -19,7 +19,7 @@ import pytest
 from callyard import CallError, ErrorKind, UsageError, Worker, Yard
 from callyard.functions.audit.policies import BundleView
 from callyard.ids import ExecutorId
-from callyard.wire.messages import CallWaiting, WaitKind
+from callyard.wire.messages import WorkerMessage
 from callyard.worker.audit_gate import AuditRefused
 from callyard.worker.link import ExecutorLink
 from callyard.worker.loading import Registry
@@ -71,20 +71,19 @@ def folders(worker: Worker) -> set[str]:
     return {path.name for path in (worker._folder.path / "bundles").iterdir()}
 
 
-def count_code_requests(worker: Worker) -> Counter[tuple[ExecutorId, str]]:
-    """Requests for code, by executor and digest, from now on."""
+def count_code_sent(worker: Worker) -> Counter[tuple[ExecutorId, str]]:
+    """How often code goes out, by executor and digest, from now on: because it was asked for, or before calls come."""
     pool = worker._pool
     assert pool is not None
-    seen: Counter[tuple[ExecutorId, str]] = Counter()
-    answer = pool.on_waiting
+    sent: Counter[tuple[ExecutorId, str]] = Counter()
+    send = pool._send_after_code
 
-    def on_waiting(link: ExecutorLink, message: CallWaiting, sidecar: bytes | None) -> None:
-        if message.payload.wait_kind == WaitKind.FUNCTION_CODE and message.payload.function_code is not None:
-            seen[link.executor_id, message.payload.function_code.digest] += 1
-        answer(link, message, sidecar)
+    def send_after_code(link: ExecutorLink, path: Path, last: WorkerMessage) -> None:
+        sent[link.executor_id, path.name] += 1
+        send(link, path, last)
 
-    pool.on_waiting = on_waiting  # type: ignore[method-assign]
-    return seen
+    pool._send_after_code = send_after_code  # type: ignore[method-assign]
+    return sent
 
 
 @pytest.mark.requirement("X40")
@@ -92,7 +91,7 @@ def count_code_requests(worker: Worker) -> Counter[tuple[ExecutorId, str]]:
 async def test_an_edit_changes_nothing_in_a_running_task(tmp_path: Path) -> None:
     path = write(tmp_path, "one")
     async with Worker(registry_of(path), executors=2, on_output=quiet) as worker:
-        requests = count_code_requests(worker)
+        sent = count_code_sent(worker)
         old = worker.registry.bundle.digest
         seen: list[list[Any]] = []
         results = worker.map("look", ({"n": n, "seconds": 0.002} for n in range(1_500)))
@@ -111,9 +110,9 @@ async def test_an_edit_changes_nothing_in_a_running_task(tmp_path: Path) -> None
         assert fresh[:3] == ["two"] * 3
         assert Path(fresh[4]).name == new
         assert fresh[3] not in {values[3] for values in seen}, "two versions never share a process"
-        # The executor that described the first version at the start never had to ask for it.
-        assert set(requests.values()) == {1}
-        assert {digest for _, digest in requests} <= {old, new}
+        # The executor that described the first version at the start never had to be sent it again.
+        assert set(sent.values()) == {1}
+        assert {digest for _, digest in sent} <= {old, new}
         await wait_until(lambda: folders(worker) == {new})
         pids = {values[3] for values in seen}
         await wait_until(lambda: not any(is_alive(pid) for pid in pids))
@@ -144,7 +143,7 @@ async def test_two_versions_run_at_once_and_read_their_own_folder(tmp_path: Path
 async def test_code_is_asked_for_once_per_digest_and_executor(tmp_path: Path) -> None:
     path = write(tmp_path, "one")
     async with Worker(registry_of(path), executors=3, spare_executors=0, on_output=quiet) as worker:
-        requests = count_code_requests(worker)
+        sent = count_code_sent(worker)
 
         async def use_all() -> None:
             """Lists, until each of the three executors has run calls of the newest version, and once more."""
@@ -158,13 +157,13 @@ async def test_code_is_asked_for_once_per_digest_and_executor(tmp_path: Path) ->
 
         await use_all()
         described = 1
-        assert sorted(requests.values()) == [1] * (3 - described)
+        assert sorted(sent.values()) == [1] * (3 - described)
         write(tmp_path, "two")
         assert await worker.reload()
         await use_all()
-        assert set(requests.values()) == {1}
+        assert set(sent.values()) == {1}
         new = worker.registry.bundle.digest
-        assert sum(digest == new for _, digest in requests) == 3
+        assert sum(digest == new for _, digest in sent) == 3 + described
 
 
 @pytest.mark.requirement("X40")
@@ -363,3 +362,20 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "unknown audit policy 'strict'" in wrong.stderr
     verdicts = [json.loads(line)["verdict"] for line in log.read_text().splitlines()]
     assert verdicts == ["refused", "refused", "refused", "accepted"]
+
+
+@pytest.mark.requirement("X63")
+async def test_an_executor_that_takes_anothers_place_loads_the_code_before_it_takes_calls(tmp_path: Path) -> None:
+    """A call that is bound where the code still loads cannot be stopped in time, which would cost that process, too."""
+    path = tmp_path / "tools.py"
+    path.write_text(
+        "import time\nfrom callyard import function, sleep\ntime.sleep(1)\n@function\ndef look(): return 1\n"
+        "@function\ndef stay(): sleep(60)\n"
+    )
+    async with Worker(path, executors=1, spare_executors=0, on_output=quiet) as worker:
+        stopped = await worker.call_result("stay", deadline_ms=100)
+        assert stopped.error is not None
+        await wait_until(lambda: [slot.executor_id for slot in worker.slots()] == ["exec-2"])
+        while not (result := await worker.call_result("look", deadline_ms=50)).ok:
+            assert result.attempts == 0
+        assert [slot.executor_id for slot in worker.slots()] == ["exec-2"], "none of them cost it its life"
