@@ -51,8 +51,7 @@ class Admission:
             call.turn_of = turn
             if not line.try_enter(call) and (refusal := await self._wait_in(call, line, "the owner's turn")):
                 return refusal
-        breaker = self._breakers.get(spec.name)
-        if breaker is not None and (refused := breaker.peek(clock.now_ms())) is not None:
+        if (refused := self._breakers.peek(spec.name)) is not None:
             return circuit_open(spec.name, refused.retry_after_ms)
         if call.allowance is not None and (spent := call.allowance.spent(clock.now_ms())) is not None:
             return budget_exceeded(spent)

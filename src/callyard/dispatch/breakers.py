@@ -28,6 +28,13 @@ class Breakers:
         breaker = self._breakers.get(tool)
         return BreakerState.CLOSED if breaker is None else breaker.state
 
+    def peek(self, tool: str) -> Refused | None:
+        """Whether a call would be refused now."""
+        breaker = self._breakers.get(tool)
+        if breaker is None or breaker.state is BreakerState.CLOSED:
+            return None
+        return breaker.peek(self._clock.now_ms())
+
     def ask(self, call: Call, now_ms: int) -> Refused | None:
         """Whether the call's next attempt may begin; what it was given stays with the call."""
         breaker = self._breakers.get(call.spec.name) or self.get(call.spec.name)

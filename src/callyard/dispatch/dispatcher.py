@@ -217,7 +217,9 @@ class Dispatcher:
             if parent.ended:
                 parent = None  # in a task that a handler left behind
         key = one_key(idempotency_key, key) if idempotency_key is not None or key is not None else ""
-        check_options(timeout_ms, deadline_ms, allowance, owner, tenant)
+        is_limited = timeout_ms is not None or deadline_ms is not None or allowance is not None
+        if is_limited or owner is not None or tenant != "default":
+            check_options(timeout_ms, deadline_ms, allowance, owner, tenant)
         tags = None if tags is None else check_texts("tags", tags)
         trace = None if trace is None else check_texts("trace", trace)
         named = self.next_id() if call_id is None else self._check_id(call_id)
@@ -376,7 +378,9 @@ class Dispatcher:
     def _check(self, call: Call, args: Mapping[str, Any] | bytes | None, *, repair: bool) -> CallFailure | None:
         """The arguments; the start is told with them."""
         try:
-            call.checked = call.spec.check({} if args is None else _plain(args), repair=repair)
+            if type(args) is not dict:
+                args = {} if args is None else _plain(args)
+            call.checked = call.spec.check(args, repair=repair)
         except ArgumentsMisfit as misfit:
             self._teller.start(call, b"")
             return fail(ErrorKind.SCHEMA, misfit.message, **misfit.details)
@@ -463,7 +467,7 @@ class Dispatcher:
 
 def _plain(args: Mapping[str, Any] | bytes) -> Mapping[str, Any] | bytes:
     """A mapping of a caller's own class as a dict: reading it may run code that raises. Raises `ArgumentsMisfit`."""
-    if type(args) is dict or not isinstance(args, Mapping):
+    if not isinstance(args, Mapping):
         return args
     try:
         return dict(args)

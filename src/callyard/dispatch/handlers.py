@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import CoroutineType
 from typing import Any, Final
@@ -313,7 +313,7 @@ class Handlers:
         if failure.details.get("effect_below"):
             plan.idempotent = False
         ours = reasons and failure.kind in (ErrorKind.CANCELLED, ErrorKind.DEADLINE, ErrorKind.TIMEOUT)
-        if ours or _is_of_our_time(failure, spec):
+        if ours or _is_of_our_time(failure, spec, is_over=timers.now_ms() >= limit.at_ms - 1):
             late = self._late(call, limit, begun=begun, stack=failure.stack)
             if not plan.idempotent and "effect_below" in failure.details:
                 late = msgspec.structs.replace(late, details={**late.details, "effect_below": True})
@@ -392,12 +392,17 @@ _LIMIT_WORDS: Final = {
 }
 
 
-def _is_of_our_time(failure: CallFailure, spec: FunctionSpec) -> bool:
+def _is_of_our_time(failure: CallFailure, spec: FunctionSpec, *, is_over: bool) -> bool:
     """Whether the executor was the first to see that the attempt's own time was over: a function without a budget of
-    its own gets what is left of that (D40)."""
-    if spec.promises.budget_ms or failure.kind is not ErrorKind.TIMEOUT or "cause" in failure.details:
+    its own gets what is left of that, and its subcalls what it has left (D40). `is_over`: it is over by now."""
+    if spec.promises.budget_ms:
         return False
-    return failure.details.get("limit") == "budget_ms"
+    cause = failure.details.get("cause")
+    if not isinstance(cause, Mapping):
+        return failure.kind is ErrorKind.TIMEOUT and failure.details.get("limit") == "budget_ms"
+    below = cause.get("details")
+    used_up = isinstance(below, Mapping) and below.get("limit") == "budget_ms"
+    return is_over and used_up and cause.get("kind") == ErrorKind.TIMEOUT
 
 
 def _failed(failure: CallFailure) -> CallOutcome:

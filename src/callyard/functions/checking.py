@@ -36,6 +36,12 @@ Bound = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments for a Python function: by position and by name."""
 
 _UNSET: Final = object()
+_PLAIN: Final = frozenset({int, str, bool, type(None)})
+"""Not float: NaN has no JSON."""
+_PLAIN_MAX: Final = 1 << 63
+_SURE_BYTES_MAX: Final = 256
+"""No integer of so few digits is too large for a float."""
+_ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class CheckedArguments(msgspec.Struct):
@@ -84,6 +90,8 @@ class LocalHandler:
 
     def encode(self, value: object) -> bytes:
         """The result as JSON. Raises `ResultMisfit`."""
+        if value is None or type(value) is bool or (type(value) is int and -_PLAIN_MAX < value < _PLAIN_MAX):
+            return _ENCODE(value)  # nothing about these can be wrong
         return check_size(encode_value(value), self._result_bytes_max)
 
 
@@ -102,6 +110,7 @@ class Checker:
         """
         self._compile = schema
         self._invocable = invocable
+        self._bind_sure = None if invocable is None else invocable.bind_sure
 
     @functools.cached_property
     def schema(self) -> JsonSchema | None:
@@ -109,6 +118,8 @@ class Checker:
 
     def check(self, args: bytes | Mapping[str, Any], *, repair: bool = False) -> CheckedArguments:
         """Raises `ArgumentsMisfit` with every error."""
+        if type(args) is dict and self._bind_sure is not None and (sure := self._check_sure(args)) is not None:
+            return sure
         raw = args if type(args) is bytes else encode_arguments(args) if type(args) is dict else _to_raw(args)
         if len(raw) > ARGUMENTS_LEVELS_MAX:
             check_bounds(raw)
@@ -127,6 +138,20 @@ class Checker:
         if self._invocable is not None:
             return CheckedArguments(repaired, repairs, self._invocable.bind(repaired))
         return self._filter(repaired, repairs)
+
+    def _check_sure(self, args: dict[str, Any]) -> CheckedArguments | None:
+        """Most calls have a few plain values, that fit. None: look closer."""
+        for name, value in args.items():
+            if type(name) is not str or type(value) not in _PLAIN:
+                return None
+        try:
+            raw = _ENCODE(args)
+            if len(raw) > _SURE_BYTES_MAX:
+                return None
+            assert self._bind_sure is not None
+            return CheckedArguments(raw, (), self._bind_sure(raw))
+        except ValueError:  # pydantic's and msgspec's errors, and text that UTF-8 cannot hold
+            return None
 
     def _filter(self, raw: bytes, repairs: tuple[Repair, ...]) -> CheckedArguments:
         value = decode_json(raw)
