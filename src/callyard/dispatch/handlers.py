@@ -11,7 +11,8 @@ import asyncio
 import contextvars
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from types import CoroutineType
 from typing import Any, Final
@@ -127,11 +128,11 @@ class Handlers:
         """`begun`: a part of it has run elsewhere."""
         state = Running(call, self._timers)
         state.begun = begun
-        context = call.new_context()
-        task = asyncio.get_running_loop().create_task(_contain(call, state, work), context=context)
+        task = _start(_contain(call, state, work), call.new_context())
         timers = self._timers
         try:
-            await call.pause(limit.at_ms)  # the code's last act is to wake the call
+            if not task.done():
+                await call.pause(limit.at_ms)  # the code's last act is to wake the call
             while not task.done() and call.stopping is None and timers.now_ms() < limit.at_ms:
                 await call.pause(limit.at_ms)
             if not task.done():
@@ -407,6 +408,18 @@ def _is_of_our_time(failure: CallFailure, spec: FunctionSpec, *, is_over: bool) 
 
 def _failed(failure: CallFailure) -> CallOutcome:
     return CallOutcome(None, failure)
+
+
+if sys.version_info >= (3, 12):
+
+    def _start(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> asyncio.Task[Any]:
+        """Its first step runs here and now: code that never waits costs no turn of the loop."""
+        return asyncio.Task(work, loop=asyncio.get_running_loop(), context=context, eager_start=True)
+
+else:
+
+    def _start(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> asyncio.Task[Any]:
+        return asyncio.get_running_loop().create_task(work, context=context)
 
 
 async def _at_once(outcome: CallOutcome) -> CallOutcome:

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from callyard.dispatch.config import DispatcherConfig
 from callyard.dispatch.dispatcher import Dispatcher
 from callyard.dispatch.exporters.audit import AuditExporter
 from callyard.dispatch.outcomes import DispatchError
-from callyard.errors import ErrorKind, UsageError
+from callyard.errors import ErrorKind, Outcome, UsageError
 from callyard.worker.loading import Registry
 from callyard.worker.worker import Worker
 from tests.e2e.cli.shell import run
-from tests.e2e.dispatch.yards import TOOLS, hear, lines, open_yard, quiet
+from tests.e2e.dispatch.yards import ONCE, TOOLS, hear, lines, open_yard, quiet
 from tests.e2e.processes import children_of
 
 
@@ -162,7 +163,10 @@ async def test_each_subcall_told_of_has_an_end(tmp_path: Path) -> None:
         events = hear(yard.dispatcher)
         assert not (await yard.dispatch("too_deep")).ok
         assert not (await yard.dispatch("calls", {"name": "nobody"})).ok
-        assert not (await yard.dispatch("calls", {"name": "overruns_not"}, timeout_ms=500)).ok
+        late = await yard.dispatch("calls", {"name": "overruns_not"}, timeout_ms=500)
+        assert isinstance(late, DispatchError)
+        assert (late.kind, late.outcome) == (ErrorKind.TIMEOUT, Outcome.UNKNOWN)
+        assert late.details["limit"] == "timeout_ms", "whoever of the two saw it first"
         assert not (await yard.dispatch("calls", {"name": "dies"})).ok
     starts = [event.call_id for event in events if event.name == "dispatch.start"]
     ends = [event.call_id for event in events if event.name in ("dispatch.success", "dispatch.error")]
@@ -170,7 +174,7 @@ async def test_each_subcall_told_of_has_an_end(tmp_path: Path) -> None:
     assert sorted(starts) == sorted(ends)
     kinds = {event.tool: event.kind for event in events if event.parent_id and event.name == "dispatch.error"}
     assert kinds["nobody"] is ErrorKind.NOT_FOUND
-    assert kinds["overruns_not"] is ErrorKind.CANCELLED
+    assert kinds["overruns_not"] in (ErrorKind.CANCELLED, ErrorKind.TIMEOUT), "with its call, or by its own clock"
     assert kinds["dies"] in (ErrorKind.CRASHED, ErrorKind.CANCELLED)
 
 
@@ -198,3 +202,16 @@ def test_loading_without_a_loop_leaves_no_process_behind() -> None:
     registry = Registry.load(TOOLS, on_output=quiet)
     assert "add" in registry.names()
     assert children_of(os.getpid()) == []
+
+
+@pytest.mark.requirement("D40")
+@pytest.mark.parametrize("tool", ["overruns_not", "calls"])
+async def test_the_executor_may_be_the_first_to_see_that_the_time_is_over(tool: str) -> None:
+    """Its clock and the dispatcher's say the same: here the dispatcher's cancellation never comes."""
+    args = {"name": "overruns_not"} if tool == "calls" else {}
+    async with open_yard(dispatching=DispatcherConfig(retry=ONCE)) as yard:
+        yard.worker.runner.cancel = lambda *_: True  # type: ignore[method-assign]
+        done = await yard.dispatch(tool, args, timeout_ms=1_000)
+        assert isinstance(done, DispatchError)
+        assert (done.kind, done.outcome, done.attempts) == (ErrorKind.TIMEOUT, Outcome.UNKNOWN, 1)
+        assert (done.details["limit"], done.details["limit_ms"]) == ("timeout_ms", 1_000)
