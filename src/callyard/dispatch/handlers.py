@@ -292,6 +292,7 @@ class Handlers:
                     idempotency_key=call.key,
                     attempt=plan.attempts + 1,
                     deadline_remaining_ms=call.deadline_remaining_ms(now_ms),
+                    call_id=call.id,
                 ),
                 on_event=None if call.on_progress is None else state.on_event,
                 on_subcall=self._teller.hear_subcalls(call, request_id),

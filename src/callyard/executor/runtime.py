@@ -57,7 +57,7 @@ class ExecutorRuntime:
         if remaining_ms is not None:
             remaining_ms = max(0, remaining_ms - (monotonic_ns() - call.received_ns) // 1_000_000)
         return sdk.CallInfo(
-            call.call_id,
+            known.call_id or call.call_id,
             known.attempt,
             known.owner,
             known.tenant,

@@ -71,6 +71,8 @@ class CallContext(_Payload, frozen=True):
     idempotency_key: str = ""
     attempt: Natural = 1
     deadline_remaining_ms: Natural | None = None
+    call_id: CallId = CallId("")
+    """What whoever asked for it calls the call; empty: as the frame does."""
 
 
 class Promises(_Payload, frozen=True):

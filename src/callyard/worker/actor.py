@@ -631,5 +631,6 @@ def _context_of(command: c.DispatchCall, listener: TaskListener, now_ms: int) ->
         context,
         attempt=attempt,
         idempotency_key="" if below else context.idempotency_key,
+        call_id=CallId("") if below else context.call_id,
         deadline_remaining_ms=None if deadline_at_ms is None else max(0, deadline_at_ms - now_ms),
     )

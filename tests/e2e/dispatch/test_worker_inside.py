@@ -184,7 +184,9 @@ async def test_a_subcall_has_no_key_no_retry_and_no_breaker(tmp_path: Path) -> N
 
     async with open_yard() as yard:
         allowance = Allowance(calls=1)
-        below = (await yard.dispatch("calls", {"name": "seen"}, key="k", owner="me", tags={"a": "b"})).unwrap()
+        above = await yard.dispatch("calls", {"name": "seen"}, key="k", owner="me", tags={"a": "b"})
+        below = above.unwrap()
+        assert below["call_id"] != above.call_id, "a subcall is a call of its own"
         assert (below["key"], below["owner"], below["tags"], below["attempt"]) == ("", "me", {"a": "b"}, 1)
         for n in range(7):  # more failures below than open a breaker
             done = await yard.dispatch("tree", key=f"k-{n}")

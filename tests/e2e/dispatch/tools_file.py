@@ -261,6 +261,7 @@ def seen() -> dict[str, Any]:
     it = context()
     progress(1, 2, "half")
     return {
+        "call_id": it.call_id,
         "attempt": it.attempt,
         "owner": it.owner,
         "tenant": it.tenant,
