@@ -678,7 +678,8 @@ class Pool:
         self._describing[request_id] = answer
         executor.described = digest
         shown = "" if executor.pool.spawner.sends_code else str(path)
-        self._send_after_code(executor.link, path, Describe(request_id, DescribePayload(digest, shown, module, only_load)))
+        wanted = Describe(request_id, DescribePayload(digest, shown, module, only_load))
+        self._send_after_code(executor.link, path, wanted)
         gone = asyncio.ensure_future(executor.gone.wait())
         try:
             timeout_s = self._config.start_timeout_ms / 1_000
