@@ -264,10 +264,11 @@ def test_kill_9_of_an_executor_costs_the_calls_it_had_begun(tmp_path: Path) -> N
 
 
 def test_a_stopped_command_goes_on(tmp_path: Path) -> None:
-    """Ctrl-Z, then fg."""
+    """Ctrl-Z, then fg. In a process group of its own, as a shell gives it one: one whose parents are all outside the
+    session is never stopped."""
     begun, other = tmp_path / "begun", tmp_path / "go"
     rows = write_rows(tmp_path / "rows.jsonl", [str(begun), str(other)])
-    with started("run", f"{TARGET}:until_file", rows) as process:
+    with started("run", f"{TARGET}:until_file", rows, process_group=0) as process:
         wait_for_file(begun)
         process.send_signal(signal.SIGTSTP)
         wait_until(lambda: stat_letter(process.pid) == "T", "it is stopped")
