@@ -54,7 +54,9 @@ class Attempts:
                 try:
                     outcome = await self._handlers.attempt(call, plan.limit(now_ms))
                 finally:
-                    if allowance is not None and plan.attempts == begun:
+                    if plan.attempts > begun:
+                        call.mark_effect()
+                    elif allowance is not None:
                         allowance.give_back()  # it ended before it began
                 failure = outcome.failure
                 if failure is None:

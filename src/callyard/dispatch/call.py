@@ -110,6 +110,16 @@ class Call(Alarm, Party):
         at_ms = self.plan.deadline_at_ms
         return None if at_ms >= NEVER else max(0, at_ms - now_ms)
 
+    def mark_effect(self) -> None:
+        """It has begun. Where it may not run twice, and has no key that would see to it, the calls that it is nested in
+        may not either, whatever they promised (X64)."""
+        above = self.caller
+        if above is None or self.spec.promises.idempotent or self.key:
+            return
+        while above is not None:
+            above.plan.idempotent = False
+            above = above.caller
+
     def stop(self, kind: ErrorKind) -> None:
         """Come to an end: `cancelled` or `shutting_down`. What runs is interrupted, what waits waits no more."""
         if self.stopping is None and not self.ended:

@@ -441,3 +441,34 @@ async def test_nested_calls_take_no_slot_and_no_share_of_the_tenants() -> None:
     assert all(end.ok for _, end in tree.ends)
     assert now_ms() == 0
     assert_quiet(dispatcher)
+
+
+@pytest.mark.requirement("D12")
+@pytest.mark.parametrize("key", [None, "k"])
+@virtual_time
+async def test_a_charge_below_is_not_made_twice_by_a_retry_above(key: str | None) -> None:
+    """The outer tool promises that it may run again, and makes a call that may not."""
+    registry, charged, tried = Registry(), [], []
+
+    @registry.tool
+    async def charge() -> str:
+        charged.append(1)
+        return "done"
+
+    @registry.tool(idempotent=True, timeout_ms=100)
+    async def order() -> str:
+        tried.append(1)
+        done = await dispatcher.dispatch("charge", key=key)
+        if len(tried) < 3:
+            await asyncio.sleep(60)
+        return str(done.unwrap())
+
+    dispatcher = make(registry)
+    done = await dispatcher.dispatch("order")
+    assert len(charged) == 1
+    if key is None:
+        assert isinstance(done, DispatchError)
+        assert (done.kind, done.attempts, done.retryable, len(tried)) == (ErrorKind.TIMEOUT, 1, False, 1)
+    else:
+        assert (done.ok, len(tried)) == (True, 3), "its key sees to it"
+    assert_quiet(dispatcher)
