@@ -57,6 +57,7 @@ bench: setup
 	$(BIN)/python -m bench.limits $(ARGS)
 	$(BIN)/python -m bench.calls $(ARGS)
 	$(BIN)/python -m bench.dispatch $(ARGS)
+	$(BIN)/python -m bench.host $(ARGS)
 
 requirements: setup
 	@$(BIN)/python tools/requirements.py $(ARGS)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
 
 from callyard.dispatch.config import DispatcherConfig
+from callyard.host.config import HostConfig, JobQueueConfig
+from callyard.host.ledger import OwnerLimits
+from callyard.transport.port import CoreHwmOptions
 from callyard.worker.config import ENVIRONMENT, PoolConfig, WorkerConfig, setting_range
 
 HEAD: Final = """# Settings
@@ -129,6 +133,50 @@ OF_DISPATCHERS: Final = {
     "tenant_bytes": "bytes of arguments of one tenant's calls that wait",
 }
 
+HOST: Final = """
+## Host
+
+Fields of `HostConfig`: by name to `Host(…, name=value)`, those of `JobQueueConfig` too. All are in
+`callyard.host.config`, but `OwnerLimits` in `callyard.host.ledger` and `CoreHwmOptions` in `callyard.transport.port`.
+
+| setting | meaning | default |
+| --- | --- | --- |
+"""
+OF_HOSTS: Final = {
+    "jobs": "a `JobQueueConfig`: see below",
+    "core_hwm": "`CoreHwmOptions`, handed to what makes the transport: see below",
+    "owners": "`OwnerLimits`, of each spot: see below",
+    "spots_max": "spots that are there at once",
+    "send_timeout_ms": "how long a send waits for room",
+    "send_timeouts_ms": "the same by `SendFamily`, for those that differ",
+    "outbound_waiter_slots": "sends of each family that wait for room; one more is DEADLINE_EXCEEDED at once",
+    "request_timeout_ms": "time for a request, where it does not say",
+    "requests_max": "requests without an answer, and answers that were not taken; error replies on their way",
+    "shutdown_timeout_ms": "what was accepted gets so long when the host closes",
+}
+OF_PARTS: Final[dict[type, dict[str, str]]] = {
+    JobQueueConfig: {
+        "profile": "a `JobProfile`: `COMPACT` 32, `LOW_LATENCY` 64, `BALANCED` 128, `THROUGHPUT` 256 for each CPU",
+        "jobs_max": "messages received whose turn has not begun, whatever the profile says; 1 … 2,147,483,647",
+        "pause_percent": "of that in use: peers are told to pause; 1 … 100",
+        "resume_percent": "of that in use: to go on; 0 … 99, below `pause_percent`",
+    },
+    OwnerLimits: {
+        "application_items_max": "messages that a spot has accepted and not finished",
+        "application_bytes_max": "their bytes, with `fixed_work_bytes` for each",
+        "lifecycle_items_max": "the same of the host's own work for a spot: to make it",
+        "lifecycle_bytes_max": "the same",
+        "fixed_work_bytes": "what a message counts beside its payload",
+        "lifecycle_burst_max": "so much of the host's own work in a row, then a message is due",
+        "owner_budget_ms": "a spot gives its place to others after so long, between two turns",
+    },
+    CoreHwmOptions: {
+        "memory_limit_bytes": "the memory that the transport reckons with",
+        "budget_bytes": "the bytes that its queues get, exactly; goes before the limit",
+        "profile": "a `CoreHwmProfile`, of the same four names; no relation to the one of the jobs",
+    },
+}
+
 
 def build_table() -> str:
     known = {field.name: field for field in fields(WorkerConfig)}
@@ -136,7 +184,7 @@ def build_table() -> str:
     first = _rows((known[name], meaning) for name, meaning in FIRST.items())
     others = _rows((known[name], meaning) for name, meaning in OTHERS.items())
     workers = f"{HEAD}\n## First\n{COLUMNS}{first}\n## The others\n{COLUMNS}{others}"
-    return f"{workers}{POOLS}{_pool_rows()}{DISPATCHER}{_dispatcher_rows()}"
+    return f"{workers}{POOLS}{_pool_rows()}{DISPATCHER}{_dispatcher_rows()}{HOST}{_host_rows()}"
 
 
 def _pool_rows() -> str:
@@ -154,6 +202,25 @@ def _dispatcher_rows() -> str:
     return "".join(
         f"| `{name}` | {meaning} | {_show_default(known[name])} |\n" for name, meaning in OF_DISPATCHERS.items()
     )
+
+
+def _host_rows() -> str:
+    rows = _described(HostConfig, OF_HOSTS)
+    for kind, meanings in OF_PARTS.items():
+        rows += f"\n| `{kind.__name__}` | meaning | default |\n| --- | --- | --- |\n{_described(kind, meanings)}"
+    return rows
+
+
+def _described(kind: type, meanings: dict[str, str]) -> str:
+    known = {field.name: field.default for field in fields(kind)}
+    assert known.keys() == meanings.keys(), "each setting has one meaning here"
+    return "".join(f"| `{name}` | {meaning} | {_show_plain(known[name])} |\n" for name, meaning in meanings.items())
+
+
+def _show_plain(value: Any) -> str:
+    if value is None or value is MISSING:
+        return ""
+    return f"`{value.name}`" if isinstance(value, Enum) else f"{value:,}"
 
 
 def _show_default(value: Any) -> str:

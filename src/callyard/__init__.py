@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from callyard.functions.audit.policies import AstPolicy, BundleView
     from callyard.functions.audit.verdict import Verdict
     from callyard.functions.json_schema import normalize_schema
+    from callyard.host.config import HostConfig
+    from callyard.host.errors import HostError, HostErrorKind
+    from callyard.host.host import Host, SpotTurn
     from callyard.policy.breaker import BreakerPolicy
     from callyard.policy.retry import RetryPolicy
     from callyard.sdk_io import files, http, jsonrpc, sql
@@ -51,6 +54,10 @@ __all__ = [
     "DispatcherConfig",
     "ErrorKind",
     "Function",
+    "Host",
+    "HostConfig",
+    "HostError",
+    "HostErrorKind",
     "IoConfig",
     "Ok",
     "Outcome",
@@ -60,6 +67,7 @@ __all__ = [
     "Result",
     "RetryPolicy",
     "RunSummary",
+    "SpotTurn",
     "ToolCall",
     "ToolError",
     "TransientError",
@@ -100,6 +108,10 @@ _LAZY = {
     "DispatchError": "callyard.dispatch.outcomes",
     "Dispatcher": "callyard.dispatch.dispatcher",
     "DispatcherConfig": "callyard.dispatch.config",
+    "Host": "callyard.host.host",
+    "HostConfig": "callyard.host.config",
+    "HostError": "callyard.host.errors",
+    "HostErrorKind": "callyard.host.errors",
     "IoConfig": "callyard.worker.io.config",
     "Ok": "callyard.dispatch.outcomes",
     "PoolConfig": "callyard.worker.config",
@@ -107,6 +119,7 @@ _LAZY = {
     "Result": "callyard.worker.results",
     "RetryPolicy": "callyard.policy.retry",
     "RunSummary": "callyard.worker.results",
+    "SpotTurn": "callyard.host.host",
     "ToolCall": "callyard.dispatch.fan_out",
     "Verdict": "callyard.functions.audit.verdict",
     "Worker": "callyard.worker.worker",

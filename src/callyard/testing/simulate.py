@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from callyard.testing.dispatch_world import DispatchWorld
+from callyard.testing.host_world import HostWorld
 from callyard.testing.scheduler_world import SchedulerWorld
 from callyard.testing.simulation import Simulation, SimulationFailed, World, run_world
 
 WORLDS: Final[Mapping[str, Callable[[Simulation], World]]] = {
     "dispatch": DispatchWorld,
+    "host": HostWorld,
     "scheduler": SchedulerWorld,
 }
 """Every core that joined, by name."""

@@ -58,11 +58,11 @@ class Simulation:
         self._trace.update(text.encode())
 
     def step(self) -> bool:
-        """Run the next action, moving the clock to it. False: nothing is due any more."""
+        """Run the next action, moving the clock to it unless that has passed. False: nothing is due any more."""
         if not self._due:
             return False
         due_ms, _, action = heappop(self._due)
-        self.clock.move_to(due_ms)
+        self.clock.move_to(max(due_ms, self.clock.now_ms()))  # an action may have burnt time beyond it
         self.steps += 1
         action()
         return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from callyard.testing.simulation import Simulation
 
@@ -21,10 +21,18 @@ class _Settled(Exception):
     """Nothing can run."""
 
 
+STRETCH_MAX: Final = 20_000
+"""Rounds of the loop without anything that takes time: more is somebody who spins."""
+
+
 class _SettlingSelector(selectors.DefaultSelector):
+    rounds = 0
+
     def select(self, timeout: float | None = None) -> Any:
         ready = super().select(0)
         if ready or timeout == 0:
+            self.rounds += 1
+            assert self.rounds < STRETCH_MAX, f"somebody spins: {self.rounds} rounds of the loop, and no end"
             return ready
         assert timeout is None, "a timer was armed beside the simulation's clock"
         raise _Settled
@@ -32,10 +40,12 @@ class _SettlingSelector(selectors.DefaultSelector):
 
 class SteppedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
-        super().__init__(_SettlingSelector())
+        self._settling = _SettlingSelector()
+        super().__init__(self._settling)
 
     def settle(self) -> None:
         """Until nothing can run."""
+        self._settling.rounds = 0
         try:
             self.run_forever()
         except _Settled:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -21,4 +23,18 @@ def test_agent_loop() -> None:
     for what in ("schema", "replan", "transient", "retry", "repeat", "timeout", "look", "checked"):
         assert what in told, done.stdout
     assert done.stdout.count("stored under its key") == 2
+    assert done.stderr == ""
+
+
+@pytest.mark.requirement("R34")
+def test_carts(tmp_path: Path) -> None:
+    done = shell(f"{sys.executable} examples/carts.py --seconds 0.8 --flood 150 --plot {tmp_path}/run.svg", ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "lost 0" in done.stdout
+    assert "permits: 64, most in use 64" in done.stdout
+    for plot in (tmp_path / "run.svg", ROOT / "docs/guides/messages-and-owners.svg"):
+        drawn = ElementTree.parse(plot).getroot()
+        lines = [line.get("points", "") for line in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+        assert len(lines) == 5
+        assert all(len(points.split()) > 5 for points in lines)
     assert done.stderr == ""

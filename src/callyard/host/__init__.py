@@ -1,0 +1,1 @@
+"""Job permits, pressure, owner queues, turns. See `docs/design/host.md`."""

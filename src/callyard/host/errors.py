@@ -1,0 +1,50 @@
+"""The thirteen kinds of the host's failures, and what they are in `callyard.errors`. Source: job-queue §4, D38."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+from callyard.errors import CallyardError, ErrorKind
+
+
+class HostErrorKind(IntEnum):
+    NOT_FOUND = 0
+    ALREADY_EXISTS = 1
+    TYPE_MISMATCH = 2
+    NOT_CONFIGURED = 3
+    REJECTED = 4
+    UNAVAILABLE = 5
+    CAPACITY_EXCEEDED = 6
+    DEADLINE_EXCEEDED = 7
+    SHUTTING_DOWN = 8
+    PROTOCOL_ERROR = 9
+    INVALID_OPERATION = 10
+    DATA_LOST = 11
+    INTERNAL_FAILURE = 12
+
+
+ERROR_KINDS: Final[Mapping[HostErrorKind, ErrorKind]] = {
+    HostErrorKind.NOT_FOUND: ErrorKind.NOT_FOUND,
+    HostErrorKind.ALREADY_EXISTS: ErrorKind.INTERNAL,
+    HostErrorKind.TYPE_MISMATCH: ErrorKind.INTERNAL,
+    HostErrorKind.NOT_CONFIGURED: ErrorKind.INTERNAL,
+    HostErrorKind.REJECTED: ErrorKind.DENIED,
+    HostErrorKind.UNAVAILABLE: ErrorKind.UNAVAILABLE,
+    HostErrorKind.CAPACITY_EXCEEDED: ErrorKind.UNAVAILABLE,
+    HostErrorKind.DEADLINE_EXCEEDED: ErrorKind.DEADLINE,
+    HostErrorKind.SHUTTING_DOWN: ErrorKind.SHUTTING_DOWN,
+    HostErrorKind.PROTOCOL_ERROR: ErrorKind.SCHEMA,
+    HostErrorKind.INVALID_OPERATION: ErrorKind.INTERNAL,
+    HostErrorKind.DATA_LOST: ErrorKind.INTERNAL,
+    HostErrorKind.INTERNAL_FAILURE: ErrorKind.INTERNAL,
+}
+
+
+class HostError(CallyardError):
+    """An operation of the host failed. Failures are told apart by `kind`, never by text."""
+
+    def __init__(self, kind: HostErrorKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind

@@ -1,0 +1,515 @@
+"""The ingress hold: what came for units that take nothing just now, in order, until they do.
+
+A unit is sealed for a move, is being created, or is a session that has no connection yet; its owner's condition says
+which, and the commit span looks at it. What the span does not append comes here. When the unit is open again (moved, or
+not moved after all), what is held is queued in order, and until nothing is left, what comes goes behind it.
+
+Held records are backlog, not jobs: a permit goes back once its record is held, and each record takes a fresh one when
+it is its turn to be queued. While that goes on, a record that comes lends its permit to the head and takes the tail: so
+the hold does not grow, however much comes, and who sends is slowed by permits as ever.
+
+The hold has no cap of its own for what transports bring: their bytes and the records' deadlines bound it, and a move is
+bounded in time by who asks for it. What handlers of this host send comes by no transport: of that, a unit holds as much
+as a lane would, and then there is no room. One-ways to a session without a connection wait as sends do, so long and so
+many. Source: job-queue §0, §3, R22, R39, R40, R49, R114, R116, R124.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from callyard.clock import Timer, Timers
+from callyard.host.config import OUTBOUND_WAITER_SLOTS, SEND_TIMEOUT_MS
+from callyard.host.context import infrastructure_context
+from callyard.host.drops import DropReason, Drops
+from callyard.host.errors import HostError, HostErrorKind
+from callyard.host.jobs import JobQueue, JobWaiter, Permit
+from callyard.host.ledger import Lane
+from callyard.host.owners import Callback, Condition, Item, OwnerKey, Owners
+from callyard.host.states import Admission, Asking
+from callyard.transport.port import Record, RecordKind, SourceId
+
+UnitState: TypeAlias = Condition
+"""Of a unit that is not open."""
+
+Origin: TypeAlias = Literal["received", "local", "backlog", "session"]
+"""Where a held item came from: a transport, a handler here, its owner's own queue, a transport for a session."""
+
+
+class MovingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """At one instant. All but the first two are counted since the last reset."""
+
+    units: int
+    """That have something held."""
+    held: int
+    replayed: int
+    expired: int
+    """Held past their deadlines."""
+    dropped: int
+    """Held, and refused by the owner that they were replayed to, or ended with their unit."""
+
+
+class Held:
+    """One item in a hold."""
+
+    __slots__ = ("deadline_at_ms", "item", "origin", "timer")
+
+    def __init__(self, item: Item, origin: Origin, deadline_at_ms: int | None) -> None:
+        self.item = item
+        self.origin = origin
+        self.deadline_at_ms = deadline_at_ms
+        self.timer: Timer | None = None
+
+
+class _Hold:
+    """Of one unit, oldest first."""
+
+    __slots__ = ("has_no_room", "is_replaying", "items", "key", "local_bytes", "local_items", "waiter")
+
+    def __init__(self, key: OwnerKey) -> None:
+        self.key = key
+        self.items: OrderedDict[Held, None] = OrderedDict()
+        self.local_items = 0
+        self.local_bytes = 0
+        self.waiter: JobWaiter | None = None
+        """In line for the permit of the head."""
+        self.has_no_room = False
+        """The owner had none for the head: the next `give_room` goes on."""
+        self.is_replaying = False
+
+    @property
+    def head(self) -> Held:
+        return next(iter(self.items))
+
+
+class Moving:
+    """All holds of a host. Its `commit` and `submit` stand before those of the owners, its `hold` behind them.
+
+    `answer` sends the error of a request that was held. `look_again` is told of each unit that is sealed: the hold
+    takes those who wait in line for its room. `admit` is the host's state, as the owners have it.
+    """
+
+    def __init__(
+        self,
+        owners: Owners,
+        jobs: JobQueue,
+        timers: Timers,
+        drops: Drops,
+        *,
+        answer: Callable[[Record, HostErrorKind], None],
+        look_again: Callable[[OwnerKey], None],
+        admit: Callable[[Asking], Admission | HostErrorKind] = lambda asking: Admission.ADMIT,
+        session_slots: int = OUTBOUND_WAITER_SLOTS,
+        session_timeout_ms: int = SEND_TIMEOUT_MS,
+    ) -> None:
+        self._owners = owners
+        self._jobs = jobs
+        self._timers = timers
+        self._drops = drops
+        self._answer = answer
+        self._look_again = look_again
+        self._admit = admit
+        self._session_slots = session_slots
+        self._session_timeout_ms = session_timeout_ms
+        self._holds: dict[OwnerKey, _Hold] = {}
+        """Of units with something held, and of those that are being opened."""
+        self._slots_used = 0
+        """By one-ways to sessions without a connection, of all sessions."""
+        self._origin: Origin = "received"
+        """Of what the owners hand to `hold` in the call that is made now."""
+        self._replayed = self._expired = self._dropped = 0
+        owners.hold = self.hold
+
+    # --- what comes ---
+
+    def commit(self, record: Record, permit: Permit) -> HostErrorKind | None:
+        """Into the owner's queue, or into the hold, or why not; then nothing has changed, the permit included.
+
+        One plain function. A held record's permit is given back in here.
+        """
+        hold = self._holds.get(record.target)
+        if hold is not None and self._is_replaying(hold):
+            return self._lend(hold, record, permit)
+        refused = self._owners.commit(record, permit)
+        if (
+            refused is HostErrorKind.UNAVAILABLE
+            and record.kind is not RecordKind.REQUEST
+            and self._waits_for_connection(record.target)
+        ):
+            return self._hold_for_session(record, permit)
+        return refused
+
+    def submit(self, key: OwnerKey, item: Item, lane: Lane = Lane.APPLICATION) -> HostErrorKind | None:
+        """The same for work of this host, which takes no permit; lifecycle work is never held.
+
+        CAPACITY_EXCEEDED says that a one-way waits for room, or for its session's connection, and tries again.
+        """
+        hold = self._holds.get(key)
+        if hold is not None and lane is Lane.APPLICATION and not self._fits(hold, item):
+            return HostErrorKind.CAPACITY_EXCEEDED
+        self._origin = "local"
+        try:
+            refused = self._owners.submit_local(key, item, lane)
+        finally:
+            self._origin = "received"
+        if refused is HostErrorKind.UNAVAILABLE and not expects_answer(item) and self._waits_for_connection(key):
+            return HostErrorKind.CAPACITY_EXCEEDED
+        return refused
+
+    def hold(self, key: OwnerKey, item: Item, lane: Lane) -> HostErrorKind | None:
+        """For the owners: their span found the unit sealed, unborn, or not done with what was held."""
+        assert lane is Lane.APPLICATION, f"hold_in_order: {lane.name} work is never held"
+        deadline_at_ms = item.deadline_at_ms if isinstance(item, Record) else None
+        if self._is_past(deadline_at_ms):
+            return HostErrorKind.DEADLINE_EXCEEDED
+        self._append(self._hold_of(key), Held(item, self._origin, deadline_at_ms))
+        return None
+
+    def cancel(self, key: OwnerKey, source: SourceId, operation_id: int) -> bool:
+        """End a request that has not begun, held or queued, without an answer: who asked has gone. False: no such one.
+
+        Looks through what is held for `key`.
+        """
+        hold = self._holds.get(key)
+        for held in hold.items if hold is not None else ():
+            item = held.item
+            if isinstance(item, Record) and (item.kind, item.source, item.operation_id) == (
+                RecordKind.REQUEST,
+                source,
+                operation_id,
+            ):
+                assert hold is not None
+                self._leave(hold, held)
+                return True
+        return self._owners.cancel(source, operation_id)
+
+    def give_room(self, key: OwnerKey) -> None:
+        """An owner has given room back (`on_room`): this comes before those who wait in line for it."""
+        hold = self._holds.get(key)
+        if hold is not None and hold.has_no_room:
+            hold.has_no_room = False
+            self._go_on(hold)
+
+    # --- what becomes of units ---
+
+    def state_of(self, key: OwnerKey) -> UnitState | None:
+        """None: it is open, or there is none."""
+        condition = self._condition(key)
+        return None if condition is Condition.OPEN else condition
+
+    def begin(self, key: OwnerKey, state: UnitState) -> None:
+        """From here on an open unit takes nothing: it is being created, a session without a connection, or sealed.
+
+        Raises `HostError`: NOT_FOUND, and INVALID_OPERATION when it is not open.
+        """
+        if state is Condition.SEALED:
+            self.seal(key)
+            return
+        assert state in (Condition.CREATING, Condition.NOT_CONNECTED), f"no unit begins to be {state}"
+        self._check_condition(key, state, Condition.OPEN)
+        self._owners.set_condition(key, state)
+
+    def seal(self, key: OwnerKey) -> None:
+        """From here on the owner gets nothing; what it has not begun is backlog, ahead of all that comes.
+
+        Raises `HostError`: NOT_FOUND, and INVALID_OPERATION unless it is open, or its hold is being replayed.
+        """
+        self._check_condition(key, Condition.SEALED, Condition.OPEN, Condition.REPLAYING)
+        hold = self._hold_of(key)
+        self._stop_replay(hold)
+        self._owners.set_condition(key, Condition.SEALED)
+        backlog = [Held(item, "backlog", None) for item in self._owners.take_queued(key)]
+        for held in reversed(backlog):  # to give charges back makes room: who waited for it may be held by now
+            self._append(hold, held)
+            hold.items.move_to_end(held, last=False)
+        self._look_again(key)
+
+    def open(self, key: OwnerKey) -> None:
+        """The unit is there, connected, or at its new owner: what is held is queued, in order, then it is open.
+
+        Nothing happens if it is open. An owner that is not there any more ends what is held for it.
+        """
+        condition = self._condition(key)
+        if condition is None:
+            self.end(key, HostErrorKind.NOT_FOUND)
+        elif condition not in (Condition.OPEN, Condition.REPLAYING):
+            hold = self._hold_of(key)
+            self._owners.set_condition(key, Condition.REPLAYING)
+            self._go_on(hold)
+
+    def end(self, key: OwnerKey, kind: HostErrorKind) -> None:
+        """An owner is gone (`on_removed`): what is held for it ends, requests with `kind`."""
+        hold = self._holds.pop(key, None)
+        if hold is not None:
+            self._stop_replay(hold)
+            for held in list(hold.items):
+                self._remove(hold, held)
+                self._drop(held, kind)
+
+    def close(self, kind: HostErrorKind = HostErrorKind.SHUTTING_DOWN) -> None:
+        for key in list(self._holds):
+            self.end(key, kind)
+
+    # --- seeing ---
+
+    def held(self, key: OwnerKey) -> int:
+        hold = self._holds.get(key)
+        return 0 if hold is None else len(hold.items)
+
+    def status(self) -> MovingStatus:
+        return MovingStatus(
+            units=sum(bool(hold.items) for hold in self._holds.values()),
+            held=sum(len(hold.items) for hold in self._holds.values()),
+            replayed=self._replayed,
+            expired=self._expired,
+            dropped=self._dropped,
+        )
+
+    def reset_metrics(self) -> None:
+        self._replayed = self._expired = self._dropped = 0
+
+    def check_invariants(self) -> None:
+        """Between steps, by the names of the design page."""
+        slots = 0
+        limits = self._owners.limits
+        for key, hold in self._holds.items():
+            assert hold.key == key, f"hold_in_order: {hold.key!r} at {key!r}"
+            local = [held for held in hold.items if held.origin == "local"]
+            assert hold.local_items == len(local) <= limits.application_items_max, f"hold_bounded: {key!r} items"
+            charged = sum(self._charge(held.item) for held in local)
+            assert hold.local_bytes == charged <= limits.application_bytes_max, f"hold_bounded: {key!r} bytes"
+            slots += sum(held.origin == "session" for held in hold.items)
+            condition = self._condition(key)
+            if condition is Condition.REPLAYING:
+                assert hold.items, f"hold_in_order: {key!r} has nothing held and is not open"
+                assert hold.waiter is not None or hold.has_no_room, f"hold_in_order: nobody replays {key!r}"
+            else:
+                assert condition not in (None, Condition.OPEN), f"hold_in_order: a hold for {key!r}, {condition}"
+                assert hold.waiter is None, f"hold_in_order: {key!r} is {condition} and waits for a permit"
+        assert slots == self._slots_used <= self._session_slots, f"hold_bounded: {self._slots_used} slots"
+
+    # --- replay ---
+
+    def _condition(self, key: OwnerKey) -> Condition | None:
+        owner = self._owners.get(key)
+        return None if owner is None else owner.condition
+
+    def _check_condition(self, key: OwnerKey, wanted: Condition, *allowed: Condition) -> None:
+        condition = self._condition(key)
+        if condition is None:
+            raise HostError(HostErrorKind.NOT_FOUND, f"there is no owner {key!r}")
+        if condition not in allowed:
+            raise HostError(HostErrorKind.INVALID_OPERATION, f"{key!r} cannot become {wanted}: it is {condition}")
+
+    def _waits_for_connection(self, key: OwnerKey) -> bool:
+        """A session without a connection, in a host that takes something for it."""
+        return self._condition(key) is Condition.NOT_CONNECTED and isinstance(
+            self._admit(Asking.EXISTING_OWNER), Admission
+        )
+
+    def _is_replaying(self, hold: _Hold) -> bool:
+        return self._condition(hold.key) is Condition.REPLAYING
+
+    def _lend(self, hold: _Hold, record: Record, permit: Permit) -> HostErrorKind | None:
+        """The head runs by the permit of a record that comes, which takes the tail."""
+        if self._is_past(record.deadline_at_ms):
+            return HostErrorKind.DEADLINE_EXCEEDED
+        if self._use(hold, permit):
+            self._append(hold, Held(record, "received", record.deadline_at_ms))
+            self._go_on(hold)
+            return None
+        if hold.has_no_room:
+            return HostErrorKind.CAPACITY_EXCEEDED  # as of any owner whose queue is full
+        self._finish(hold)
+        return self._owners.commit(record, permit)
+
+    def _go_on(self, hold: _Hold) -> None:
+        infrastructure_context().run(self._replay, hold)  # no part of the turn that gives room: it acquires permits
+
+    def _granted(self, hold: _Hold, permit: Permit) -> None:
+        hold.waiter = None
+        if not self._use(hold, permit):
+            permit.release()
+        self._replay(hold)
+
+    def _use(self, hold: _Hold, permit: Permit) -> bool:
+        """Queue one record by this permit, and what needs none before it; False: the permit is as it was."""
+        while hold.items and not hold.has_no_room and self._is_replaying(hold):
+            if self._try_head(hold, permit):
+                return True
+        return False
+
+    def _replay(self, hold: _Hold) -> None:
+        """Queue what can be queued; then stand in line for the next permit, wait for room, or be done."""
+        if hold.is_replaying:  # further out
+            return
+        hold.is_replaying = True
+        try:
+            while hold.items and not hold.has_no_room and self._is_replaying(hold):
+                if isinstance(hold.head.item, Callback):
+                    self._try_head(hold, None)
+                    continue
+                if hold.waiter is not None:
+                    return
+                permit = self._jobs.try_acquire()
+                if permit is None:
+                    self._stand_in_line(hold)
+                    return
+                if not self._use(hold, permit):
+                    permit.release()
+        finally:
+            hold.is_replaying = False
+        self._finish(hold)
+
+    def _stand_in_line(self, hold: _Hold) -> None:
+        if self._jobs.is_closed:
+            self.end(hold.key, HostErrorKind.SHUTTING_DOWN)
+            return
+
+        def closed() -> None:
+            self.end(hold.key, HostErrorKind.SHUTTING_DOWN)
+
+        hold.waiter = self._jobs.wait(("replay", hold.key), partial(self._granted, hold), closed=closed)
+
+    def _try_head(self, hold: _Hold, permit: Permit | None) -> bool:
+        """Whether the permit was used. The head leaves the hold unless its owner has no room for it."""
+        held = hold.head
+        if self._is_past(held.deadline_at_ms):
+            self._expire(hold, held)
+            return False
+        self._remove(hold, held)  # first: nothing that the commit causes meets it here
+        refused = self._give(hold.key, held.item, permit)
+        if refused is None:
+            self._replayed += 1
+            return isinstance(held.item, Record)
+        if refused is HostErrorKind.CAPACITY_EXCEEDED:
+            hold.has_no_room = True
+            self._append(hold, held)
+            hold.items.move_to_end(held, last=False)
+        else:
+            self._drop(held, refused)
+        return False
+
+    def _give(self, key: OwnerKey, item: Item, permit: Permit | None) -> HostErrorKind | None:
+        if isinstance(item, Callback):
+            return self._owners.submit_local(key, item, replay=True)
+        assert permit is not None, "permits_bounded: a held record is queued without a permit"
+        return self._owners.commit(item, permit, replay=True)
+
+    def _finish(self, hold: _Hold) -> None:
+        """Nothing is held any more: the unit is open."""
+        if hold.items or self._holds.get(hold.key) is not hold or not self._is_replaying(hold):
+            return
+        del self._holds[hold.key]
+        self._stop_replay(hold)
+        self._owners.set_condition(hold.key, Condition.OPEN)  # and who waits in line is told
+
+    def _stop_replay(self, hold: _Hold) -> None:
+        hold.has_no_room = False
+        waiter, hold.waiter = hold.waiter, None
+        if waiter is not None:
+            waiter.cancel()
+
+    # --- the hold ---
+
+    def _hold_of(self, key: OwnerKey) -> _Hold:
+        hold = self._holds.get(key)
+        if hold is None:
+            hold = self._holds[key] = _Hold(key)
+        return hold
+
+    def _hold_for_session(self, record: Record, permit: Permit) -> HostErrorKind | None:
+        if self._slots_used >= self._session_slots or self._is_past(record.deadline_at_ms):
+            return HostErrorKind.DEADLINE_EXCEEDED
+        deadline_at_ms = self._timers.now_ms() + self._session_timeout_ms
+        if record.deadline_at_ms is not None:
+            deadline_at_ms = min(deadline_at_ms, record.deadline_at_ms)
+        self._append(self._hold_of(record.target), Held(record, "session", deadline_at_ms))
+        permit.release()
+        return None
+
+    def _is_past(self, deadline_at_ms: int | None) -> bool:
+        return deadline_at_ms is not None and deadline_at_ms <= self._timers.now_ms()
+
+    def _charge(self, item: Item) -> int:
+        return self._owners.limits.fixed_work_bytes + (item.bytes if isinstance(item, Callback) else len(item.payload))
+
+    def _fits(self, hold: _Hold, item: Item) -> bool:
+        """Whether a lane's bounds have room for one more item of this host's."""
+        limits = self._owners.limits
+        return (
+            hold.local_items < limits.application_items_max
+            and hold.local_bytes + self._charge(item) <= limits.application_bytes_max
+        )
+
+    def _append(self, hold: _Hold, held: Held) -> None:
+        hold.items[held] = None
+        if held.origin == "local":
+            hold.local_items += 1
+            hold.local_bytes += self._charge(held.item)
+        self._slots_used += held.origin == "session"
+        if held.deadline_at_ms is not None:
+            self._arm(hold, held, held.deadline_at_ms)
+
+    def _remove(self, hold: _Hold, held: Held) -> None:
+        del hold.items[held]
+        if held.origin == "local":
+            hold.local_items -= 1
+            hold.local_bytes -= self._charge(held.item)
+        self._slots_used -= held.origin == "session"
+        if held.timer is not None:
+            held.timer.cancel()
+            held.timer = None
+
+    def _arm(self, hold: _Hold, held: Held, deadline_at_ms: int) -> None:
+        held.timer = self._timers.call_at(deadline_at_ms, partial(self._look_at_deadline, hold, held, deadline_at_ms))
+
+    def _look_at_deadline(self, hold: _Hold, held: Held, deadline_at_ms: int) -> None:
+        if held not in hold.items:
+            return
+        if self._timers.now_ms() < deadline_at_ms:  # no timer of a loop runs for weeks
+            self._arm(hold, held, deadline_at_ms)
+            return
+        self._leave(hold, held)
+        self._expired += 1
+        self._end_held(held, HostErrorKind.DEADLINE_EXCEEDED)
+
+    def _leave(self, hold: _Hold, held: Held) -> None:
+        """Out of the hold, not through its head; and what that was in the way of goes on."""
+        was_head = hold.head is held
+        self._remove(hold, held)
+        if was_head and self._is_replaying(hold):
+            hold.has_no_room = False  # what was too large for the room there is no longer in front
+            self._go_on(hold)
+
+    def _expire(self, hold: _Hold, held: Held) -> None:
+        self._remove(hold, held)
+        self._expired += 1
+        self._end_held(held, HostErrorKind.DEADLINE_EXCEEDED)
+
+    def _drop(self, held: Held, kind: HostErrorKind) -> None:
+        self._dropped += 1
+        self._end_held(held, kind)
+
+    def _end_held(self, held: Held, kind: HostErrorKind) -> None:
+        """Tell who waits for an answer. Nobody does: its caller's call ended well long ago, so it is counted (R114)."""
+        item = held.item
+        if isinstance(item, Callback):
+            if item.on_end is not None:
+                item.on_end(HostError(kind, "it was held for a unit that did not take it"))
+                return
+        elif item.kind is RecordKind.REQUEST:
+            self._answer(item, kind)
+            return
+        message_kind = RecordKind.ONE_WAY if isinstance(item, Callback) else item.kind
+        is_end = kind is HostErrorKind.SHUTTING_DOWN
+        self._drops.count(message_kind, DropReason.SHUTDOWN if is_end else DropReason.STALE_TARGET)
+
+
+def expects_answer(item: Item) -> bool:
+    return item.on_end is not None if isinstance(item, Callback) else item.kind is RecordKind.REQUEST

@@ -1,0 +1,23 @@
+"""The running event loop as `Timers`."""
+
+from __future__ import annotations
+
+from asyncio import get_running_loop
+from collections.abc import Callable
+from time import monotonic_ns
+
+from callyard.clock import Timer
+
+_LONGEST_MS = 86_400_000
+"""Loops refuse timers of many days; whoever waits longer looks again, and arms again."""
+
+
+class LoopTimers:
+    """Satisfies `callyard.clock.Timers`: CLOCK_MONOTONIC, and `call_later` of the loop that runs here."""
+
+    def now_ms(self) -> int:
+        return monotonic_ns() // 1_000_000
+
+    def call_at(self, at_ms: int, callback: Callable[[], None], /) -> Timer:
+        left_ms = min(at_ms - self.now_ms(), _LONGEST_MS)
+        return get_running_loop().call_later(max(left_ms, 0) / 1_000, callback)

@@ -1,0 +1,301 @@
+"""The parts of one host, put together, and the thin adapters between them.
+
+    transport -> Pump -> Ingress -> Moving -> Owners -> Turns -> (handler) -> Replies -> transport
+                  JobQueue: permits, whose pressure goes to FlowTargets
+    send, publish, request -> Outbound -> (Submit of the host) -> Moving or transport
+
+Source: job-queue §11.1, §11.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+from callyard.clock import Timers
+from callyard.host.config import HostConfig, JobLimits, SendFamily
+from callyard.host.context import forbid_under_gate, infrastructure_context
+from callyard.host.drops import DropReason, Drops
+from callyard.host.errors import HostError, HostErrorKind
+from callyard.host.flow import FlowTargets, wait_until_done
+from callyard.host.jobs import JobQueue, Permit
+from callyard.host.messages import encode
+from callyard.host.moves import Moves
+from callyard.host.moving import Moving
+from callyard.host.outbound import Outbound, operation_error
+from callyard.host.owners import Item, OwnerKey, Owners, kind_for_reply
+from callyard.host.pump import Pump
+from callyard.host.requests import RequestTable
+from callyard.host.states import HostLife, HostState
+from callyard.host.status import StatusBoard
+from callyard.host.turns import Turns
+from callyard.host.waiters import Waiters
+from callyard.transport.port import (
+    Completion,
+    FlowTarget,
+    Outgoing,
+    OutgoingKind,
+    Record,
+    RecordKind,
+    SourceId,
+    Transport,
+)
+
+_log: Final = logging.getLogger("callyard.host")
+
+LOCAL: Final = SourceId("")
+"""What this host's own records come from; no transport has a source of that name."""
+REGISTER_MS: Final = 1_000
+"""How long the start waits for sockets to take their first flow state."""
+CANCEL: Final = "cancel"
+"""The control record that ends a request which has not begun: `operation_id` of the same source."""
+
+
+class SpotTable(Protocol):
+    """What the parts ask of who knows the spots."""
+
+    def prepare(self, spot: str) -> HostErrorKind | None:
+        """A record comes for a spot that is not there: begin to make it, or say why not."""
+        ...
+
+    def matching(self, pattern: str) -> Sequence[str]:
+        """Whom a publish is for."""
+        ...
+
+    def decode(self, record: Record) -> Any: ...
+
+    def gone(self, spot: str) -> None:
+        """Its owner was removed."""
+        ...
+
+
+class HostParts:
+    """What one host is made of. Nothing starts before `start`."""
+
+    def __init__(
+        self, config: HostConfig, limits: JobLimits, timers: Timers, transport: Transport | None, spots: SpotTable
+    ) -> None:
+        self.timers = timers
+        self.transport = transport
+        self.spots = spots
+        self.life = HostLife()
+        self.drops = Drops()
+        self.flow = FlowTargets(timers)
+        self.jobs = JobQueue(
+            limits.jobs_max,
+            pause_percent=limits.config.pause_percent,
+            resume_percent=limits.config.resume_percent,
+            clock=timers,
+            on_transition=self.flow.publish,
+            may_wait=partial(forbid_under_gate, "waiting for a permit"),
+        )
+        self.owners = Owners(config.owners, admit=self.life.admit)
+        self.waiters = Waiters(timers, config.outbound_waiter_slots)
+        self.requests = RequestTable(timers, config.requests_max)
+        self.outbound = Outbound(config, timers, self.waiters, self.requests, self.drops)
+        self.replies = Replies(self, config)
+        self.moving = Moving(
+            self.owners,
+            self.jobs,
+            timers,
+            self.drops,
+            answer=self.replies.refuse,
+            look_again=self.waiters.admit,
+            session_slots=config.outbound_waiter_slots,
+            session_timeout_ms=config.send_timeout_of(SendFamily.BOUND_SESSION),
+        )
+        self.moves = Moves(self.owners, self.moving, timers)
+        self.turns = Turns(
+            self.owners,
+            decode=spots.decode,
+            replies=self.replies,
+            timers=timers,
+            on_room=self._on_room,
+            on_removed=self._on_removed,
+            on_lost=self._on_lost,
+            on_failure=self._on_failure,
+        )
+        self._registrations: list[asyncio.Task[None]] = []
+        self.pump: Pump | None = None
+        if transport is not None:
+            self.pump = Pump(transport, self.jobs, Ingress(self), timers, on_failure=self._on_failure)
+        self.board = StatusBoard(
+            clock=timers,
+            limits=limits,
+            jobs=self.jobs,
+            flow=self.flow,
+            life=self.life,
+            drops=self.drops,
+            requests=self.requests,
+            core_snapshot=dict if transport is None else transport.snapshot,
+        )
+
+    async def start(self) -> None:
+        """Sockets are told the pressure first, then records come. One that does not answer in time is told later."""
+        if self.transport is not None:
+            loop = asyncio.get_running_loop()
+            self._registrations = [
+                loop.create_task(self._register(target), context=infrastructure_context())
+                for target in self.transport.flow_targets()
+            ]
+            await wait_until_done(self._registrations, self.timers, self.timers.now_ms() + REGISTER_MS)
+        self.life.move_to(HostState.SERVING)
+        self.turns.start()
+        if self.pump is not None:
+            self.pump.start()
+
+    async def _register(self, target: FlowTarget) -> None:
+        try:
+            await self.flow.register(target)
+        except HostError as error:  # counted by who refused; a socket that closes is none of ours
+            _log.warning("socket %r is not told of pressure: %s", target.name, error)
+
+    def submit(self, spot: str, item: Item) -> HostErrorKind | None:
+        """Into a spot of this host, by no permit. CAPACITY_EXCEEDED: no room now."""
+        if spot not in self.owners and (refused := self.spots.prepare(spot)) is not None:
+            return refused
+        return self.moving.submit(spot, item)
+
+    def check_invariants(self) -> None:
+        """Between steps."""
+        for part in (self.jobs, self.flow, self.owners, self.waiters, self.requests, self.moving):
+            part.check_invariants()
+        if self.pump is not None:
+            self.pump.check_invariants()
+
+    def assert_empty(self) -> None:
+        """Nothing is in use, waits, is queued or held, or is under way. Raises AssertionError."""
+        self.check_invariants()
+        assert self.jobs.in_use == 0, f"permits_bounded: {self.jobs.status()}"
+        assert self.jobs.waiters == 0, f"oldest_first: {self.jobs.waiters} wait for a permit"
+        assert len(self.waiters) == 0, f"first_terminal: {len(self.waiters)} wait for room"
+        assert len(self.requests) == 0, f"first_terminal: {self.requests.status()}"
+        assert self.owners.is_quiet, f"ready_once: {self.owners.ready} ready, {self.owners.active} active"
+        assert self.owners.is_empty, "one_charge: something is charged to an owner"
+        held = self.moving.status()
+        assert (held.units, held.held) == (0, 0), f"hold_in_order: {held}"
+        if self.pump is not None:
+            pump = self.pump.statistics()
+            assert pump.waiting == pump.granted == pump.publishing == 0, f"oldest_first: {pump}"
+        assert self.outbound.operations == 0, f"first_terminal: {self.outbound.operations} operations"
+
+    def _on_room(self, key: OwnerKey) -> None:
+        self.moving.give_room(key)
+        self.waiters.admit(key)
+
+    def _on_removed(self, key: OwnerKey, kind: HostErrorKind) -> None:
+        self.spots.gone(key)
+        self.moving.end(key, kind)
+        self.waiters.end_line(key, kind, f"{key!r} is gone")
+
+    def _on_lost(self, record: Record, kind: HostErrorKind) -> None:
+        self.drops.count_error(record.kind, kind)
+
+    def _on_failure(self, error: Exception) -> None:
+        if self.life.state not in (HostState.STOPPED, HostState.ERROR):
+            self.life.move_to(HostState.ERROR)
+
+
+class Ingress:
+    """Where the pump puts what it took."""
+
+    def __init__(self, parts: HostParts) -> None:
+        self._parts = parts
+        self._owners = parts.owners
+        self._commit = parts.moving.commit
+
+    def commit(self, record: Record, permit: Permit) -> HostErrorKind | None:
+        if record.target not in self._owners:
+            refused = self._parts.spots.prepare(record.target)
+            if refused is not None:
+                return refused
+        return self._commit(record, permit)
+
+    def targets_of(self, record: Record) -> Sequence[str]:
+        targets = self._parts.spots.matching(record.target)
+        if not targets:
+            self._parts.drops.count(record.kind, DropReason.NO_HANDLER)
+        return targets
+
+    def control(self, record: Record) -> None:
+        if record.message_type == CANCEL:
+            self._owners.cancel(record.source, record.operation_id)
+
+    def complete(self, completion: Completion) -> None:
+        self._parts.outbound.complete(completion)
+
+    def refused(self, record: Record, kind: HostErrorKind) -> None:
+        if record.operation_id and record.kind in (RecordKind.REQUEST, RecordKind.MALFORMED):
+            self._parts.replies.refuse(record, kind)
+        else:
+            self._parts.drops.count_error(record.kind, kind)
+
+    def lost(self, source: SourceId) -> None:
+        """Nothing of a source is kept here: what it sent is its owners', and its answers find no one."""
+
+
+class Replies:
+    """What goes back to who asked, in this process or over the transport."""
+
+    def __init__(self, parts: HostParts, config: HostConfig) -> None:
+        self._parts = parts
+        self._timeout_ms = config.send_timeout_of(SendFamily.SPOT)
+        self._refusals_max = config.requests_max
+
+    def reply(self, record: Record, outcome: Any) -> Awaitable[None] | None:
+        """The turn that answers waits until the transport took it: so much as owners hold waits, and no more."""
+        if isinstance(outcome, HostError) and outcome.kind is HostErrorKind.NOT_CONFIGURED:
+            outcome = HostError(HostErrorKind.NOT_FOUND, str(outcome))
+        if record.source == LOCAL:
+            answer = outcome if isinstance(outcome, HostError) else encode(outcome)
+            self._parts.requests.settle(record.operation_id, answer)
+            return None
+        operation = self._start(record, outcome)
+        if operation is None:
+            return None
+        if not operation.done():
+            return self._counted(operation)
+        self._count(operation)
+        return None
+
+    def refuse(self, record: Record, kind: HostErrorKind) -> None:
+        """An error reply outside of any turn. Those under way are bounded: one more is dropped, and counted."""
+        if record.source == LOCAL:
+            self._parts.requests.settle(
+                record.operation_id, HostError(kind, f"{record.target!r} did not take it: {kind.name}")
+            )
+            return
+        if self._parts.outbound.operations >= self._refusals_max:
+            self._parts.drops.count(OutgoingKind.REPLY, DropReason.BACKPRESSURE)
+            return
+        error = HostError(kind_for_reply(kind), f"{record.target!r} did not take the request")
+        operation = self._start(record, error)
+        if operation is not None:
+            self._parts.outbound.reply(operation)
+
+    def _start(self, record: Record, outcome: Any) -> asyncio.Future[None] | None:
+        transport = self._parts.transport
+        assert transport is not None, f"a record of {record.source!r} without a transport"
+        is_error = isinstance(outcome, HostError)
+        outgoing = Outgoing(
+            kind=OutgoingKind.REPLY,
+            target=record.source,
+            message_type="",
+            payload=str(outcome).encode() if is_error else encode(outcome),
+            operation_id=record.operation_id,
+            deadline_at_ms=self._parts.timers.now_ms() + self._timeout_ms,
+            error=outcome.kind.name.lower() if is_error else "",
+        )
+        return asyncio.ensure_future(transport.start(outgoing))
+
+    async def _counted(self, operation: asyncio.Future[None]) -> None:
+        await asyncio.wait([operation])
+        self._count(operation)
+
+    def _count(self, operation: asyncio.Future[None]) -> None:
+        error = operation_error(operation)
+        if error is not None:
+            self._parts.drops.count_error(OutgoingKind.REPLY, error.kind)
