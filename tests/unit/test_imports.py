@@ -26,6 +26,7 @@ ALLOWED = {
     "errors": frozenset(),
     "ids": frozenset(),
     "clock": frozenset(),
+    "timers": frozenset({"clock"}),
     "quantities": frozenset(),
     "policy": BASE,
     "wire": BASE,
@@ -35,9 +36,9 @@ ALLOWED = {
     "sdk_io": CHILD | {"sdk"},
     "executor": CHILD | {"sdk"},
     "worker": BASE | CHILD | {"quantities", "scheduler", "executor", "sdk"},
-    "dispatch": BASE | {"policy", "functions"},
+    "dispatch": BASE | {"timers", "policy", "functions"},
     "transport": BASE | {"policy"},
-    "host": BASE | {"policy", "transport"},
+    "host": BASE | {"timers", "policy", "transport"},
     # Assemblies, and what nothing below them imports.
     **dict.fromkeys(["", "__main__", "yard", "testing", "serve", "cluster", "cli"], ANYTHING),
 }

@@ -47,7 +47,6 @@ from callyard.dispatch.stores import open_key_store
 from callyard.dispatch.stores.memory import MemoryKeyStore
 from callyard.dispatch.stores.port import KeyEnd, KeyScope, KeyStore
 from callyard.dispatch.telling import Teller
-from callyard.dispatch.timers import LoopTimers
 from callyard.errors import CallFailure, ErrorKind, Outcome, UsageError, fail
 from callyard.functions.encoding import ResultMisfit, encode_value
 from callyard.functions.misfits import ArgumentsMisfit
@@ -57,6 +56,7 @@ from callyard.functions.raised import clean_text, cut_text, name_of
 from callyard.functions.registry import FunctionSpec, Registry
 from callyard.ids import CallId, Owner, Tenant
 from callyard.policy.breaker import BreakerState
+from callyard.timers import LoopTimers
 
 _log: Final = logging.getLogger("callyard.dispatch")
 

@@ -46,10 +46,10 @@ from callyard.host.spots import Factory, Kind, Spot, States, check_pattern, chec
 from callyard.host.states import HostState
 from callyard.host.status import HostStatus, Metric
 from callyard.host.ticks import SpotTimer, SpotTimers
-from callyard.host.timers import LoopTimers
 from callyard.host.turns import Turn, TurnsStatistics
 from callyard.host.waiters import FamilyStatus
 from callyard.host.wiring import LOCAL, HostParts
+from callyard.timers import LoopTimers
 from callyard.transport.port import Completion, Outgoing, OutgoingKind, Record, RecordKind, Transport, TransportFactory
 
 _log: Final = logging.getLogger("callyard.host")

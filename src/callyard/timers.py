@@ -1,14 +1,15 @@
-"""The running event loop as `Timers`."""
+"""The running event loop as `Timers`. Apart from `clock`, so that who needs no loop imports none."""
 
 from __future__ import annotations
 
 from asyncio import get_running_loop
 from collections.abc import Callable
 from time import monotonic_ns
+from typing import Final
 
 from callyard.clock import Timer
 
-_LONGEST_MS = 86_400_000
+LONGEST_MS: Final = 86_400_000
 """Loops refuse timers of many days; whoever waits longer looks again, and arms again."""
 
 
@@ -19,5 +20,7 @@ class LoopTimers:
         return monotonic_ns() // 1_000_000
 
     def call_at(self, at_ms: int, callback: Callable[[], None], /) -> Timer:
-        left_ms = min(at_ms - self.now_ms(), _LONGEST_MS)
-        return get_running_loop().call_later(max(left_ms, 0) / 1_000, callback)
+        left_ms = at_ms - monotonic_ns() // 1_000_000
+        if left_ms > LONGEST_MS:
+            left_ms = LONGEST_MS
+        return get_running_loop().call_later(left_ms / 1_000 if left_ms > 0 else 0, callback)
