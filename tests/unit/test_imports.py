@@ -28,6 +28,7 @@ ALLOWED = {
     "clock": frozenset(),
     "timers": frozenset({"clock"}),
     "quantities": frozenset(),
+    "cpus": frozenset(),
     "policy": BASE,
     "wire": BASE,
     "functions": BASE | {"policy", "wire"},
@@ -35,10 +36,10 @@ ALLOWED = {
     "sdk": CHILD,
     "sdk_io": CHILD | {"sdk"},
     "executor": CHILD | {"sdk"},
-    "worker": BASE | CHILD | {"quantities", "scheduler", "executor", "sdk"},
+    "worker": BASE | CHILD | {"cpus", "quantities", "scheduler", "executor", "sdk"},
     "dispatch": BASE | {"timers", "policy", "functions"},
     "transport": BASE | {"policy"},
-    "host": BASE | {"timers", "policy", "transport"},
+    "host": BASE | {"cpus", "timers", "policy", "transport"},
     # Assemblies, and what nothing below them imports.
     **dict.fromkeys(["", "__main__", "yard", "testing", "serve", "cluster", "cli"], ANYTHING),
 }

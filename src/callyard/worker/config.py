@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Literal, get_args
 
+from callyard.cpus import read_cpu_quota
 from callyard.errors import UsageError
 from callyard.functions.function import check_pool_name
 from callyard.policy.restart import RestartPolicy
@@ -40,26 +41,9 @@ def count_available_cpus() -> int:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
         cpus = os.cpu_count() or 1
-    quota = _read_cgroup_quota()
-    return max(1, min(cpus, quota) if quota else cpus)
-
-
-def _read_cgroup_quota() -> int | None:
-    """Whole CPUs that the cgroup's quota allows, rounded up; None: no quota, or no cgroup to read."""
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-    except (OSError, ValueError):
-        try:
-            with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", encoding="ascii") as file:
-                quota = file.read().strip()
-            with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us", encoding="ascii") as file:
-                period = file.read().strip()
-        except OSError:
-            return None
-    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
-        return None
-    return max(1, -(-int(quota) // int(period)))
+    quota = read_cpu_quota()
+    allowed = cpus if quota is None else -(-quota.quota_us // quota.period_us)
+    return max(1, min(cpus, allowed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
