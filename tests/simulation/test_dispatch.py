@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +19,7 @@ from callyard.testing import Simulation, SimulationFailed, run_world
 from callyard.testing import simulate as command
 from callyard.testing.dispatch_workload import Faults
 from callyard.testing.dispatch_world import DispatchWorld
+from tests.simulation.repeats import assert_repeats
 
 SEEDS = 200
 CHUNK = 50
@@ -48,23 +46,7 @@ def test_each_fault_alone(name: str) -> None:
 
 @pytest.mark.requirement("D51")
 def test_a_seed_repeats_exactly() -> None:
-    """Whatever the process's hash seed."""
-    program = (
-        "from callyard.testing import run_world\n"
-        "from callyard.testing.dispatch_world import DispatchWorld\n"
-        "print([run_world(DispatchWorld, seed).trace_hash for seed in range(5)])"
-    )
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert traces == {f"{[run_world(DispatchWorld, seed).trace_hash for seed in range(5)]}\n"}
+    assert_repeats(DispatchWorld)
 
 
 def test_the_command_has_it(capsys: pytest.CaptureFixture[str]) -> None:

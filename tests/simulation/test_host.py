@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -13,6 +10,7 @@ from callyard.testing import Simulation, run_world
 from callyard.testing import simulate as command
 from callyard.testing.host_workload import Faults
 from callyard.testing.host_world import HostWorld
+from tests.simulation.repeats import assert_repeats
 
 SEEDS = 200
 CHUNK = 50
@@ -41,23 +39,7 @@ def test_stopped_after_each_step(seed: int) -> None:
 
 
 def test_a_seed_repeats_exactly() -> None:
-    """Whatever the process's hash seed."""
-    program = (
-        "from callyard.testing import run_world\n"
-        "from callyard.testing.host_world import HostWorld\n"
-        "print([run_world(HostWorld, seed).trace_hash for seed in range(5)])"
-    )
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert traces == {f"{[run_world(HostWorld, seed).trace_hash for seed in range(5)]}\n"}
+    assert_repeats(HostWorld)
 
 
 def test_the_trace_tells_seeds_apart() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from random import Random
 from typing import Any
 
@@ -17,6 +14,7 @@ from callyard.testing import Simulation, SimulationFailed, run_world
 from callyard.testing import simulate as command
 from callyard.testing.scheduler_workload import Faults
 from callyard.testing.scheduler_world import SchedulerWorld
+from tests.simulation.repeats import assert_repeats
 
 SEEDS = 200
 CHUNK = 25
@@ -71,20 +69,7 @@ def test_seeds_differ() -> None:
 
 @pytest.mark.requirement("X1")
 def test_the_trace_does_not_depend_on_the_process() -> None:
-    """Sets and dicts of text are ordered by a hash that each process draws: none of that may reach a command."""
-    program = (
-        "from callyard.testing import run_world\n"
-        "from callyard.testing.scheduler_world import SchedulerWorld\n"
-        "print([run_world(SchedulerWorld, seed).trace_hash for seed in range(12)])"
-    )
-    outputs = set()
-    for hash_seed in ("1", "2", "3"):
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
-        )
-        outputs.add(done.stdout)
-    assert outputs == {f"{[run_world(SchedulerWorld, seed).trace_hash for seed in range(12)]}\n"}
+    assert_repeats(SchedulerWorld, 12, ("1", "2", "3"))
 
 
 class _Recorder:
