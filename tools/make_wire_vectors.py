@@ -74,6 +74,9 @@ CONTEXT: Message = {
     "attempt": 2,
     "deadline_remaining_ms": 12000,
     "call_id": "2f61c9d0b4-7",
+    "claims": {"role": "clerk"},
+    "headers": {"x-team": "north"},
+    "meta": Raw('{"screen": 2}'),
 }
 PROMISES: Message = {"idempotent": True, "exclusive": True, "preempt": True}
 TIMING: Message = {"queued_ms": 3, "run_ms": 41, "wait_ms": 250}

@@ -42,8 +42,8 @@ class IoRuntime(Protocol):
 # --- asking -------------------------------------------------------------------------------------------------------
 
 
-class _Question:
-    """One request, ready to be sent."""
+class Question:
+    """One request to a provider, ready to be sent."""
 
     __slots__ = ("body", "operation", "provider", "request")
 
@@ -52,7 +52,8 @@ class _Question:
 
         self.provider = provider
         self.operation = operation + FRESH if fresh else operation
-        self.request = encode_canonical(request)  # equal requests are equal bytes
+        # equal requests are equal bytes; what is encoded already keeps the order of its fields
+        self.request = request if isinstance(request, bytes) else encode_canonical(request)
         self.body = body
 
     def ask(self, read: Callable[[IoReply], T]) -> T:
@@ -79,14 +80,14 @@ def ask(
 
     `request` is anything that JSON holds.
     """
-    return _Question(provider, operation, request, body, fresh).ask(_read_both)
+    return Question(provider, operation, request, body, fresh).ask(_read_both)
 
 
 async def aask(
     provider: str, operation: str, request: Any = None, body: bytes | None = None, *, fresh: bool = False
 ) -> tuple[Any, bytes | None]:
     """As `ask`."""
-    return await _Question(provider, operation, request, body, fresh).aask(_read_both)
+    return await Question(provider, operation, request, body, fresh).aask(_read_both)
 
 
 def _read_both(reply: IoReply) -> tuple[Any, bytes | None]:
@@ -272,7 +273,7 @@ def _http_question(
     redirects_max: int | None = None,
     max_bytes: int | None = None,
     fresh: bool = False,
-) -> _Question:
+) -> Question:
     pairs = [(str(name), str(value)) for name, value in (headers or {}).items()]
     body: bytes | None = None
     content_type = ""
@@ -298,7 +299,7 @@ def _http_question(
     for name, value in (("redirects_max", redirects_max), ("max_bytes", max_bytes)):
         if value is not None:
             request[name] = value
-    return _Question("http", method.upper(), request, body, fresh)
+    return Question("http", method.upper(), request, body, fresh)
 
 
 def _with_params(url: str, params: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> str:
@@ -373,19 +374,19 @@ class Files:
 
     def list(self, path: str = "", *, fresh: bool = False) -> _Entries:
         """What is in a folder, by name; of "" the folders that the worker has."""
-        return _Question("files", "list", {"path": path}, None, fresh).ask(_read_entries)
+        return Question("files", "list", {"path": path}, None, fresh).ask(_read_entries)
 
     async def alist(self, path: str = "", *, fresh: bool = False) -> _Entries:
-        return await _Question("files", "list", {"path": path}, None, fresh).aask(_read_entries)
+        return await Question("files", "list", {"path": path}, None, fresh).aask(_read_entries)
 
     def stat(self, path: str, *, fresh: bool = False) -> FileInfo:
-        return _Question("files", "stat", {"path": path}, None, fresh).ask(_read_entry)
+        return Question("files", "stat", {"path": path}, None, fresh).ask(_read_entry)
 
     async def astat(self, path: str, *, fresh: bool = False) -> FileInfo:
-        return await _Question("files", "stat", {"path": path}, None, fresh).aask(_read_entry)
+        return await Question("files", "stat", {"path": path}, None, fresh).aask(_read_entry)
 
 
-def _read_question(path: str, offset: int, length: int | None, fresh: bool) -> _Question:
+def _read_question(path: str, offset: int, length: int | None, fresh: bool) -> Question:
     if offset < 0 or (length is not None and length < 0):
         raise ValueError(f"offset and length must be numbers from 0, got {offset!r} and {length!r}")
     request: dict[str, Any] = {"path": path}
@@ -393,7 +394,7 @@ def _read_question(path: str, offset: int, length: int | None, fresh: bool) -> _
         request["offset"] = offset
     if length is not None:
         request["length"] = length
-    return _Question("files", "read", request, None, fresh)
+    return Question("files", "read", request, None, fresh)
 
 
 def _read_entries(reply: IoReply) -> list[FileInfo]:
@@ -437,7 +438,7 @@ class Sql:
         return await _query_question(database, sql, params, rows_max, fresh).aask(_read_tuples)
 
 
-def _query_question(database: str, sql: str, params: Parameters, rows_max: int | None, fresh: bool) -> _Question:
+def _query_question(database: str, sql: str, params: Parameters, rows_max: int | None, fresh: bool) -> Question:
     if isinstance(params, str | bytes):
         raise TypeError("params must be a list or a mapping: write [value] for one")
     known: Any = (
@@ -448,7 +449,7 @@ def _query_question(database: str, sql: str, params: Parameters, rows_max: int |
     request: dict[str, Any] = {"database": database, "sql": sql, "params": known}
     if rows_max is not None:
         request["rows_max"] = rows_max
-    return _Question("sql", "query", request, None, fresh)
+    return Question("sql", "query", request, None, fresh)
 
 
 def _parameter(value: Any) -> Any:
@@ -491,11 +492,11 @@ class JsonRpc:
         await _rpc_question("notify", endpoint, method, params, False).aask(_decode)
 
 
-def _rpc_question(operation: str, endpoint: str, method: str, params: Parameters | None, fresh: bool) -> _Question:
+def _rpc_question(operation: str, endpoint: str, method: str, params: Parameters | None, fresh: bool) -> Question:
     request: dict[str, Any] = {"endpoint": endpoint, "method": method}
     if params is not None:
         request["params"] = params
-    return _Question("jsonrpc", operation, request, None, fresh)
+    return Question("jsonrpc", operation, request, None, fresh)
 
 
 http: Final = Http()

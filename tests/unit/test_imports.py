@@ -35,6 +35,7 @@ ALLOWED = {
     "scheduler": frozenset({"errors", "ids", "policy"}),
     "sdk": CHILD,
     "sdk_io": CHILD | {"sdk"},
+    "sdk_client": CHILD | {"sdk", "sdk_io"},
     "executor": CHILD | {"sdk"},
     "worker": BASE | CHILD | {"cpus", "quantities", "scheduler", "executor", "sdk"},
     "dispatch": BASE | {"timers", "policy", "functions"},

@@ -10,6 +10,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
+from msgspec.json import decode
 
 from callyard import sdk
 from callyard.errors import KIND_RULES, CallError, CallFailure, Outcome, UsageError
@@ -21,7 +22,7 @@ from callyard.executor.seats import ancestry_of
 from callyard.functions.raised import clean_text, cut_text
 from callyard.ids import FunctionId
 from callyard.sdk import Answer, Arguments, IoReply
-from callyard.wire.messages import IoRequest, SubcallRequest, WireError
+from callyard.wire.messages import EMPTY, IoRequest, SubcallRequest, WireError
 
 if TYPE_CHECKING:
     from callyard.executor.hub import Hub
@@ -56,6 +57,10 @@ class ExecutorRuntime:
         remaining_ms = known.deadline_remaining_ms
         if remaining_ms is not None:
             remaining_ms = max(0, remaining_ms - (monotonic_ns() - call.received_ns) // 1_000_000)
+        budget_remaining_ms = None
+        if call.budget_ns:
+            used_ns = call.used_ns(monotonic_ns(), self._hub.busy_ns)
+            budget_remaining_ms = max(0, (call.budget_ns - used_ns) // 1_000_000)
         return sdk.CallInfo(
             known.call_id or call.call_id,
             known.attempt,
@@ -64,6 +69,10 @@ class ExecutorRuntime:
             known.tags,
             known.idempotency_key,
             remaining_ms,
+            budget_remaining_ms,
+            known.claims,
+            known.headers,
+            {} if known.meta is EMPTY else decode(known.meta),
         )
 
     # --- IO -------------------------------------------------------------------------------------------------------

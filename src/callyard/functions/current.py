@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -26,6 +26,14 @@ class CallInfo(msgspec.Struct, frozen=True):
     """The caller's name for the effect of this call; hand it on to services that take one."""
     deadline_remaining_ms: int | None = None
     """Time left for the whole call when `context()` was called; None: it has no deadline."""
+    budget_remaining_ms: int | None = None
+    """Running time left when `context()` was called; None: it has no budget."""
+    claims: Mapping[str, str] = {}
+    """What the caller's token says of the caller."""
+    headers: Mapping[str, str] = {}
+    """Those of the request that the server is told to hand on, names in lower case."""
+    meta: Mapping[str, Any] = {}
+    """What the request said of itself (MCP's `_meta`), the part that the server is told to hand on."""
 
 
 class RunningCall(Protocol):

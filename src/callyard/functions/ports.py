@@ -5,17 +5,19 @@ The dispatcher owns timeouts, retries and keys (D39, D42); a runner makes one at
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
-from callyard.errors import CallFailure
+from callyard.errors import CallFailure, CallyardError, ErrorKind
 from callyard.functions.registry import FunctionSpec
 from callyard.ids import FunctionId, RequestId
 from callyard.wire.messages import CallContext, CallEventKind, CallEventPayload, CancelReason
 
 __all__ = [
+    "AskCallback",
+    "AskRefused",
     "CallContext",
     "CallEventKind",
     "CallEventPayload",
@@ -25,6 +27,20 @@ __all__ = [
     "HasRunner",
     "SubcallEvent",
 ]
+
+
+AskCallback = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Puts a question of a running call to its client: what is asked (`elicit`, `sample`, `list_roots`) and its parameters,
+to the client's answer. Raises `AskRefused`. The caller cancels it when the call ends first."""
+
+
+class AskRefused(CallyardError):
+    """A question that got no answer, with the kind that the asking function sees."""
+
+    def __init__(self, kind: ErrorKind, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retryable = retryable
 
 
 class CallOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -77,13 +93,15 @@ class CallRunner(Protocol):
         context: CallContext | None = None,
         on_event: Callable[[CallEventPayload], None] | None = None,
         on_subcall: Callable[[SubcallEvent], None] | None = None,
+        on_ask: AskCallback | None = None,
     ) -> CallOutcome:
         """Make one attempt and return how it ended; a failed call does not raise.
 
         `spec` is pinned: its digest is the one that runs (D39). `args` is JSON, an object by name or an array by
         position, checked by the executor. `budget_ms` is running time, without waiting for an executor, for a function
         that names none; whoever keeps the time of the attempt cancels it with the reason `deadline` (D40). `on_event`
-        gets progress and log while it runs, `on_subcall` the calls that it makes in turn.
+        gets progress and log while it runs, `on_subcall` the calls that it makes in turn, `on_ask` its questions;
+        with it the time of the whole call is the caller's to keep, for what a person takes to answer does not count.
 
         A refusal before the call began never counts as an attempt: it is tried again inside (X62, X70). Cancelling the
         awaiting task is `cancel` with the reason `cancelled`, and raises at once: `when_ended` tells of the end.

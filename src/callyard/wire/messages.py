@@ -25,6 +25,7 @@ RECALLED: Final = "recalled"
 CODE_PART: Final = "code-part-"
 """The beginning of the request id of a ResumeCall that carries a part of a bundle as its sidecar."""
 NULL: Final = Raw(b"null")
+EMPTY: Final = Raw(b"{}")
 
 _NATURAL: Final = Meta(ge=0, le=2**63 - 1)
 Natural = Annotated[int, _NATURAL]
@@ -73,6 +74,12 @@ class CallContext(_Payload, frozen=True):
     deadline_remaining_ms: Natural | None = None
     call_id: CallId = CallId("")
     """What whoever asked for it calls the call; empty: as the frame does."""
+    claims: dict[str, str] = {}
+    """What the caller's token says of the caller."""
+    headers: dict[str, str] = {}
+    """Those of the request that the server hands on."""
+    meta: Raw = EMPTY
+    """A JSON object: what the request said of itself, the part that the server hands on."""
 
 
 class Promises(_Payload, frozen=True):
@@ -356,6 +363,16 @@ class DescribedFunction(_Payload, frozen=True):
     """It has one object parameter, which takes a whole row."""
     is_async: bool = False
     line: Natural = 0
+    role: str = "tool"
+    """`tool`, `prompt`, `resource`, or `completer`, which suggests values for arguments of the others."""
+    title: str = ""
+    uri: str = ""
+    """Of a resource; with `{name}` in it, of a template."""
+    mime_type: str = ""
+    completions: Raw = Raw(b"{}")
+    """By parameter, as JSON: `callyard.functions.completion.Completion`."""
+    own_schema: bool = False
+    """`input_schema` is the author's own and is checked as it stands; else it shows the signature."""
 
 
 class DescribedPayload(_Payload, frozen=True):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from callyard.errors import CallError, CallFailure, CallyardError, ErrorKind, Outcome, fail
-from callyard.functions.ports import CallOutcome, SubcallEvent
+from callyard.functions.ports import AskCallback, CallOutcome, SubcallEvent
 from callyard.functions.registry import FunctionSpec, UnknownFunction
 from callyard.ids import Digest, RequestId
 from callyard.scheduler import NewCall, StopReason
@@ -77,11 +77,14 @@ class AttemptRunner:
         context: CallContext | None = None,
         on_event: Callable[[CallEventPayload], None] | None = None,
         on_subcall: Callable[[SubcallEvent], None] | None = None,
+        on_ask: AskCallback | None = None,
     ) -> CallOutcome:
         view = self._pinned[spec.digest].view
         call = NewCall(0, view[spec.name], args, False, view.refusal)
         try:
-            attempt = self._worker.open_attempt(view, call, context or CallContext(), budget_ms, on_event, on_subcall)
+            attempt = self._worker.open_attempt(
+                view, call, context or CallContext(), budget_ms, on_event, on_subcall, on_ask
+            )
         except CallyardError as error:
             kind = ErrorKind.SHUTTING_DOWN if self._worker.is_closing else ErrorKind.UNAVAILABLE
             return CallOutcome(None, _told(fail(kind, str(error))))

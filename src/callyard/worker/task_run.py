@@ -13,7 +13,7 @@ from typing import Final
 
 from callyard.clock import Clock
 from callyard.errors import CallError, CallFailure, ErrorKind, fail
-from callyard.functions.ports import SubcallEvent
+from callyard.functions.ports import AskCallback, SubcallEvent
 from callyard.policy.credit import CreditWindow, ReorderBuffer
 from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan, prepare_batch
 from callyard.scheduler import commands as c
@@ -358,9 +358,12 @@ class AttemptCall(SingleCall):
         deadline_at_ms: int | None,
         on_event: Callable[[CallEventPayload], None] | None,
         on_subcall: Callable[[SubcallEvent], None] | None,
+        on_ask: AskCallback | None,
         on_end: Callable[[TaskRun | SingleCall], None],
     ) -> None:
         super().__init__(actor, plan, view, call, on_end)
+        if on_ask is not None:
+            self.io_options = TaskIoOptions(ask=on_ask)
         self._waiting: list[Callable[[], object]] = []
         if on_subcall is not None:
             self.trail = SubcallTrail(on_subcall)

@@ -31,7 +31,7 @@ from callyard.functions.audit.policies import AllowPolicy, BundleView, to_policy
 from callyard.functions.encoding import ResultMisfit, encode_canonical
 from callyard.functions.function import MILLISECONDS_MAX
 from callyard.functions.loading import refuse_while_importing
-from callyard.functions.ports import SubcallEvent
+from callyard.functions.ports import AskCallback, SubcallEvent
 from callyard.functions.registry import FunctionSpec, Registry, UnknownFunction
 from callyard.ids import Digest, ExecutorId, FunctionId, TaskId, Tenant
 from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan
@@ -351,15 +351,16 @@ class Worker:
         budget_ms: int,
         on_event: Callable[[CallEventPayload], None] | None,
         on_subcall: Callable[[SubcallEvent], None] | None,
+        on_ask: AskCallback | None = None,
     ) -> AttemptCall:
         """Begin one attempt. `budget_ms` is for a function that names none. Raises UsageError while closing, and
         CallyardError when the worker has failed."""
         plan, _ = self._plan(1, None, context.tenant, streaming=False)
         plan = msgspec.structs.replace(plan, default_budget_ms=budget_ms)
-        left_ms = context.deadline_remaining_ms
+        left_ms = context.deadline_remaining_ms if on_ask is None else None
         deadline_at_ms = None if left_ms is None else self._clock.now_ms() + left_ms
         attempt = AttemptCall(
-            self._running(), plan, view, call, context, deadline_at_ms, on_event, on_subcall, self._on_run_end
+            self._running(), plan, view, call, context, deadline_at_ms, on_event, on_subcall, on_ask, self._on_run_end
         )
         self._pin(attempt, view)
         self._runs.add(attempt)

@@ -22,6 +22,7 @@ import msgspec
 
 from callyard.clock import Clock
 from callyard.errors import ErrorKind
+from callyard.functions.ports import AskCallback
 from callyard.ids import CallId, RequestId, TaskId, Tenant
 from callyard.wire.messages import IoRequest, WireError
 from callyard.worker.io.cache import ReplyCache, make_key
@@ -59,6 +60,8 @@ class TaskIoOptions:
     """
 
     allow: Mapping[str, tuple[str, ...]] | None = None
+    ask: AskCallback | None = None
+    """Where the provider `client` puts its questions."""
 
 
 class IoAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -160,7 +163,7 @@ class _Station:
     """One provider with its gate and counts."""
 
     __slots__ = (
-        *("failed", "gate", "hits", "joined", "joins", "name"),
+        *("failed", "gate", "hits", "is_interactive", "joined", "joins", "name"),
         *("on_landed", "performed", "provider", "refused"),
     )
 
@@ -174,7 +177,9 @@ class _Station:
         self.name = name
         self.on_landed = on_landed
         self.provider = provider
-        self.gate: Gate[_Flight] = Gate(limits.requests_at_once, limits.waiters_max, limits.request_bytes_max)
+        self.is_interactive = getattr(provider, "is_interactive", False)
+        at_once = limits.waiters_max if self.is_interactive else limits.requests_at_once
+        self.gate: Gate[_Flight] = Gate(at_once, limits.waiters_max, limits.request_bytes_max)
         self.joined = 0
         self.performed = self.hits = self.joins = self.refused = self.failed = 0
 
@@ -376,13 +381,13 @@ class IoHub:
             # Not a `finally` in the coroutine: that does not run when the task is cancelled before its first step.
             flight.aio_task.add_done_callback(flight.land, context=self._context)
             for ticket in flight.tickets:
-                if ticket.pays and ticket.budget_ms:
+                if ticket.pays and ticket.budget_ms and not station.is_interactive:
                     ticket.timer = loop.call_later(ticket.budget_ms / 1_000, self._overrun, ticket)
 
     async def _perform(self, flight: _Flight) -> Reply:
         task, station = flight.task, flight.station
         names = None if task.options.allow is None else tuple(task.options.allow[station.name])
-        scope = IoScope(task_id=task.task_id, tenant=task.tenant, names=names)
+        scope = IoScope(task_id=task.task_id, tenant=task.tenant, names=names, ask=task.options.ask)
         return await station.provider.perform(flight.operation, flight.request, flight.body, scope)
 
     def _landed(self, flight: _Flight, done: asyncio.Task[Reply]) -> None:
@@ -397,7 +402,7 @@ class IoHub:
     def _read_result(self, flight: _Flight, done: asyncio.Task[Reply]) -> tuple[IoAnswer, int]:
         """The answer, and the running time to charge."""
         station = flight.station
-        charged_ms = max(0, self._clock.now_ms() - flight.started_at_ms)
+        charged_ms = 0 if station.is_interactive else max(0, self._clock.now_ms() - flight.started_at_ms)
         try:
             reply = _check_reply(station.name, done.result())
         except asyncio.CancelledError:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 import msgspec
 
 from callyard.errors import CallyardError, ErrorKind
+from callyard.functions.ports import AskCallback
 from callyard.ids import TaskId, Tenant
 from callyard.wire.frames import FRAME_BYTES_MAX
 
@@ -53,6 +54,8 @@ class IoScope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     task_id: TaskId
     tenant: Tenant
     names: tuple[str, ...] | None = None  # hosts, roots, databases, endpoints this task may use; None: all configured
+    ask: AskCallback | None = None
+    """Puts a question to whoever made the call; None: nobody there answers questions."""
 
     def permits(self, name: str) -> bool:
         return self.names is None or "*" in self.names or name in self.names
@@ -67,6 +70,9 @@ class Provider(Protocol):
 
     read_only: ClassVar[frozenset[str]] = frozenset()
     """Operations that change nothing: their replies are kept for the task, and equal ones in flight are joined."""
+
+    is_interactive: ClassVar[bool] = False
+    """It waits for people: what it takes is charged to no budget, and only the waiters' bound holds at its gate."""
 
     def is_read_only(self, operation: str, request: bytes) -> bool:
         """For a provider that can only tell from the request. Must be quick; anything may be in `request`."""

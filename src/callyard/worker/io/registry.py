@@ -1,4 +1,4 @@
-"""Which providers a worker has: the four that come with Callyard, and those of installed packages."""
+"""Which providers a worker has: those that come with Callyard, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 from callyard.errors import UsageError
+from callyard.worker.io.client import ClientProvider
 from callyard.worker.io.config import IoConfig
 from callyard.worker.io.files import FilesProvider
 from callyard.worker.io.http import HttpProvider
@@ -24,6 +25,7 @@ def build_providers(config: IoConfig, *, sandboxed: bool) -> dict[str, Provider]
         "files": FilesProvider(config.files),
         "sql": SqlProvider(config.sql),
         "jsonrpc": JsonRpcProvider(config.jsonrpc),
+        "client": ClientProvider(),
     }
     installed = find_installed() if config.others else {}
     for name, settings in config.others.items():
