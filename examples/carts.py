@@ -4,8 +4,8 @@
     python examples/carts.py --plot carts.svg
 
 Each cart is a spot: its messages come one at a time, in order, and each takes a moment, as a write to a database would.
-Visitors send to carts of their own, at a steady pace; a second into the run a crowd sends thousands of messages to one
-cart at once. There is no network: visitors and crowd are sources of a transport in memory, which holds what the host
+Visitors send to carts of their own, at a steady pace; a second into the run a crowd sends 1,500 messages to one cart
+at once. There is no network: visitors and crowd are sources of a transport in memory, which holds what the host
 has no room for yet. Everything else is as in earnest, the clock included.
 """
 
@@ -275,11 +275,32 @@ def _round_up(value: float) -> float:
     return float(next(step * power for step in (1, 2, 5, 10) if step * power >= value))
 
 
+def _seconds(text: str) -> float:
+    try:
+        if 0 < (value := float(text)) <= 3_600:
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"expected seconds above 0 and up to 3,600, got {text!r}")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"expected a number of messages from 1 to 1000000, got {text!r}")
+    return int(text)
+
+
+def _writable(text: str) -> Path:
+    if not (path := Path(text)).absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}: make it first")
+    return path
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long the visitors come")
-    parser.add_argument("--flood", type=int, default=1_500, help="messages of the crowd")
-    parser.add_argument("--plot", type=Path, help="write the run as an SVG file")
+    parser.add_argument("--seconds", type=_seconds, default=5.0, help="how long the visitors come (default: 5)")
+    parser.add_argument("--flood", type=_count, default=1_500, help="messages of the crowd (default: 1500)")
+    parser.add_argument("--plot", type=_writable, help="write the run as an SVG file")
     options = parser.parse_args(arguments)
     done = asyncio.run(run(options.seconds, options.flood))
     tell(done)
