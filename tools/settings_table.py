@@ -32,6 +32,7 @@ FIRST: Final = {
     "executor_max_inflight": "calls at one executor at once; they take turns, and only one computes at a time",
     "default_max_attempts": "most attempts of a call that may be retried",
     "executor_memory_high_watermark": "an executor above this resident size, in bytes, takes no more calls; 0: off",
+    "executor_nice": "how far executors step back behind other processes (`nice`); `callyard serve` says 5",
     "start_timeout_ms": "time to import the functions' file",
     "audit_timeout_ms": "time of one try of an audit policy; without a verdict it is tried twice more",
     "drain_deadline_ms": "what running calls get when the worker closes, before they are cancelled",

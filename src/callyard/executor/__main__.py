@@ -38,6 +38,8 @@ def main(argv: list[str], wait_joined: Callable[[], None] | None = None) -> NoRe
         options = parse_options(argv)
         sock = open_socket(options.socket_fd, options.socket_path)
         marks = MarkPage(options.mark_fd) if options.mark_fd >= 0 else Marks()
+        if options.nice:
+            os.nice(options.nice)
         if options.confine:
             confine(options, wait_joined)
     except VersionMismatch as error:

@@ -45,6 +45,8 @@ class Options(msgspec.Struct, frozen=True):
     """A pipe whose other end only the worker holds."""
     heartbeat_interval_ms: int = 500
     capture_locals: bool = False
+    nice: int = 0
+    """How far it steps back behind other processes."""
     confine: str = ""
     """What the process takes away from itself, as JSON (`executor.confine`)."""
 
@@ -57,6 +59,7 @@ _NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
     "--mark-fd": ("mark_fd", 0, 1 << 20),
     "--lifeline-fd": ("lifeline_fd", 0, 1 << 20),
     "--heartbeat-interval-ms": ("heartbeat_interval_ms", 10, 60_000),
+    "--nice": ("nice", 0, 19),
 }
 _TEXTS: Final = {"--executor-id": "executor_id", "--socket-path": "socket_path", "--confine": "confine"}
 

@@ -108,7 +108,7 @@ class Scheduler(Decisions):
             calls[call.call_id] = call
             if lane is None or call.placement is not placement:
                 placement = call.placement
-                lane = task.lane_of(placement)
+                lane = task.lane_of(call)
             lane.calls.append(call)
         self._turns.enter_all(task)
         if batch.remaining == 0:
@@ -541,8 +541,9 @@ class Scheduler(Decisions):
     def demand(self) -> Demand:
         """Ask when a turn has settled: what then stands in a ring found no executor (X92)."""
         bound = {ex.executor_id: ex.placement for ex in self._index.executors.values()}
-        waiting = (placement for placement in self._exclusives.waiting if placement not in self._turns.rings)
-        return Demand([*self._turns.placements(), *waiting], self._stranded(), bound)
+        ready = self._turns.placements()
+        waiting = (placement for placement in self._exclusives.waiting if placement not in ready)
+        return Demand([*ready, *waiting], self._stranded(), bound)
 
     def find_placement(self, executor_id: ExecutorId) -> Placement | None:
         """What an executor is bound to; None: nothing yet, or it is gone."""

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from callyard.ids import FunctionId
 from callyard.scheduler import commands as c
 from callyard.scheduler.cache import key_of
 from callyard.scheduler.calls import BOUND, Call, CallResult, Ties
 from callyard.scheduler.commands import SchedulerCommand
-from callyard.scheduler.executors import ExecutorState
+from callyard.scheduler.executors import ExecutorState, is_eligible, score
 from callyard.scheduler.flights import Sharing
 from callyard.scheduler.lives import NO_COMMANDS, CallLives
 from callyard.scheduler.placement import Placement
 from callyard.scheduler.subcalls import describe_ring, home_of, mark_disturbed
 from callyard.scheduler.tasks import Lane
+from callyard.scheduler.turns import Ring
 from callyard.scheduler.waits import can_end
 
 PASS_MAX: Final = 64
@@ -46,40 +48,64 @@ class Decisions(CallLives):
                 commands = self._decide_out_of_turn(now_ms)
                 if commands:
                     return commands
-            for placement in turns.placements():
-                lane = turns.head(placement)
+            for ring in list(turns.rings):
+                placement = ring[0]
+                lane = turns.head(ring)
                 if lane is None:
                     continue
                 call = lane.calls[0]
                 if call.ties is not None:
-                    commands, lane = self._pass_tied(placement, now_ms)
+                    commands, lane = self._pass_tied(ring, now_ms)
                     if commands:
                         return commands
                     if lane is None:
                         continue
                     call = lane.calls[0]
                 ex = self._index.select(placement, now_ms)
+                if ex is not None and lane.function is not None:
+                    ex = self._share(call.target.function_id, ring, ex, now_ms)
                 if ex is None:
                     continue
                 lane.calls.popleft()
-                turns.pass_on(placement)
+                turns.pass_on(ring)
                 if exclusives:
                     self._exclusives.pass_over(placement)
-                return [self._bind(call, ex)]
+                return [self._bind(call, ex, now_ms)]
             if self._unfinished:
                 return []
             # What was set aside let others go on: look there too.
             if turns.entries + self._subcalls.strayed == entered and not subcalls:
                 return self._decide_exclusive(now_ms, insists=True) if exclusives else []
 
-    def _pass_tied(self, placement: Placement, now_ms: int) -> tuple[list[SchedulerCommand], Lane | None]:
-        """Take calls that are not to be bound in turn off the heads of a placement's lanes (X7).
+    def _share(self, function: FunctionId, ring: Ring, best: ExecutorState, now_ms: int) -> ExecutorState | None:
+        """Where a tool call goes: the best executor, or, where its function holds half of them and is not alone, the
+        best of those; None: they are full."""
+        placement, _ = ring
+        pool = placement.pool
+        held = self._shares.held.get((pool, function))
+        if held is None or best.executor_id in held:
+            return best
+        executors = self._index.executors
+        if len(held) < max(1, sum(ex.pool == pool and not ex.sealed for ex in executors.values()) // 2):
+            return best
+        is_alone = self._shares.is_alone(pool, function, now_ms)
+        if is_alone and not any(other != ring and other[0].pool == pool for other in self._turns.rings):
+            return best
+        open_to_it = [
+            ex
+            for executor_id in held
+            if (ex := executors.get(executor_id)) is not None and is_eligible(ex, self._config, placement, now_ms)
+        ]
+        return min(open_to_it, key=lambda ex: score(ex, self._config) or (), default=None)
+
+    def _pass_tied(self, ring: Ring, now_ms: int) -> tuple[list[SchedulerCommand], Lane | None]:
+        """Take calls that are not to be bound in turn off the heads of a ring's lanes (X7).
 
         Returns the commands of the first that ends so, or the lane whose head needs an executor now.
         """
         turns = self._turns
         for _ in range(PASS_MAX):
-            lane = turns.head(placement) if placement in turns.rings else None
+            lane = turns.head(ring) if ring in turns.rings else None
             if lane is None:
                 return [], None
             call = lane.calls.popleft()
@@ -92,7 +118,7 @@ class Decisions(CallLives):
                 self._exclusives.add(call)
                 commands = self._decide_exclusive(now_ms)
             if commands:
-                turns.pass_on(placement)
+                turns.pass_on(ring)
                 return list(commands), None
         self._unfinished = True
         return [], None
@@ -104,7 +130,7 @@ class Decisions(CallLives):
             subcalls.pop()
             commands = self._look_ahead(call)
             if commands is None:
-                return [self._bind(call, self._place(call, now_ms))]
+                return [self._bind(call, self._place(call, now_ms), now_ms)]
             if commands:
                 return list(commands)
         for placement in list(self._strays) if self._strays else ():
@@ -112,7 +138,7 @@ class Decisions(CallLives):
                 subcalls.pop_stray(placement)
                 commands = self._look_ahead(call)
                 if commands is None:
-                    return [self._bind(call, ex)]
+                    return [self._bind(call, ex, now_ms)]
                 if commands:
                     return list(commands)
         return self._decide_exclusive(now_ms)
@@ -122,7 +148,7 @@ class Decisions(CallLives):
             call, ex = found
             commands = self._look_ahead(call)
             if commands is None:
-                return [self._bind(call, ex)]
+                return [self._bind(call, ex, now_ms)]
             if commands:
                 return list(commands)
         return []
@@ -210,7 +236,7 @@ class Decisions(CallLives):
         self._enqueue_all(self._seats.forget(call))
         return NO_COMMANDS
 
-    def _bind(self, call: Call, ex: ExecutorState) -> c.BindCall:
+    def _bind(self, call: Call, ex: ExecutorState, now_ms: int) -> c.BindCall:
         call.apply(BOUND)
         call.queued = False
         call.attempt_seq += 1
@@ -220,6 +246,8 @@ class Decisions(CallLives):
         if call.parent is None:
             call.task.inflight += 1
             ex.live_roots += 1
+            if not call.task.plan.uses_slot:
+                self._shares.take(ex.pool, call.target.function_id, ex.executor_id, now_ms)
         if ex.placement is None:
             ex.placement = call.placement
         self._index.touch(ex)

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from callyard.ids import CallId, ExecutorId, TaskId
+from callyard.ids import CallId, ExecutorId, FunctionId, TaskId
 from callyard.policy.waits import find_stuck
 from callyard.scheduler.cache import KEY_BYTES
 from callyard.scheduler.calls import DONE, READY, RUNNING, WAITING, Call
+from callyard.scheduler.placement import PoolName
 from callyard.scheduler.seats import Seat, ancestors
 from callyard.scheduler.subcalls import home_of
 from callyard.scheduler.tasks import Task
@@ -34,6 +35,7 @@ def check(scheduler: Scheduler) -> None:
     _check_subcall_queues(scheduler)
     _check_seats(scheduler)
     _check_exclusives(scheduler)
+    _check_shares(scheduler)
     for task in scheduler._tasks.values():
         _check_task(scheduler, task, calls[task.task_id])
         _check_sharing(scheduler, task, calls[task.task_id])
@@ -176,6 +178,17 @@ def _check_seats(scheduler: Scheduler) -> None:
             assert call.ties.seat is not None, f"limited_has_seat: {call.call_id}"
 
 
+def _check_shares(scheduler: Scheduler) -> None:
+    standing: Counter[tuple[PoolName, FunctionId, ExecutorId]] = Counter()
+    for call in scheduler._calls.values():
+        ex = call.executor
+        if ex is not None and call.parent is None and not call.task.plan.uses_slot:
+            standing[ex.pool, call.target.function_id, ex.executor_id] += 1
+    held = {(*key, ex_id): count for key, calls in scheduler._shares.held.items() for ex_id, count in calls.items()}
+    assert held == standing, "shares_count_tool_calls"
+    assert all(scheduler._shares.held.values()), "shares_count_tool_calls"
+
+
 def _check_exclusives(scheduler: Scheduler) -> None:
     exclusives, executors = scheduler._exclusives, scheduler._index.executors
     waiting = [call for call in scheduler._calls.values() if call.ties is not None and call.ties.awaits_executor]
@@ -205,7 +218,7 @@ def _check_task(scheduler: Scheduler, task: Task, calls: list[Call]) -> None:
         assert (lane.task, lane.placement) == (task, placement), f"lane_is_its_task_s: {name}"
         assert all(call.placement == placement for call in lane.calls), f"one_lane: {name}"
         here = [ring for ring in scheduler._turns.rings.values() if lane in ring]
-        own = [scheduler._turns.rings[placement]] if lane.in_ring else []
+        own = [scheduler._turns.rings[placement, lane.function]] if lane.in_ring else []
         assert here == own, f"in_one_ring: {name}"
         if task.active and lane.calls and task.stop_reason is None and inflight < maximum:
             assert lane.in_ring, f"ready_takes_turns: {name}"

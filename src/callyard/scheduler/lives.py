@@ -28,6 +28,7 @@ from callyard.scheduler.exclusives import Exclusives
 from callyard.scheduler.executors import ExecutorIndex, ExecutorState
 from callyard.scheduler.flights import PASSED_ON
 from callyard.scheduler.seats import Seats
+from callyard.scheduler.shares import Shares
 from callyard.scheduler.slots import TaskSlots
 from callyard.scheduler.subcalls import SubcallQueues, is_ending, mark_disturbed, ties_of
 from callyard.scheduler.tasks import Task
@@ -61,6 +62,7 @@ class CallLives:
         self._slots = TaskSlots(config.executor_task_slots, config.waiting_tasks_max)
         self._subcalls = SubcallQueues()
         self._seats = Seats()
+        self._shares = Shares()
         self._exclusives = Exclusives(self._index, self._turns.may_take)
         self._subcall_ring = self._subcalls.ring
         self._strays = self._subcalls.strays
@@ -162,7 +164,7 @@ class CallLives:
                 self._subcalls.add(call, first=True)
             return
         call.queued = True
-        lane = call.task.lane_of(call.placement)
+        lane = call.task.lane_of(call)
         lane.calls.appendleft(call)
         self._turns.enter(lane)
 
@@ -206,11 +208,14 @@ class CallLives:
 
     def _detach(self, call: Call) -> None:
         """The call belongs to no executor any more."""
-        call.executor = None
+        ex, call.executor = call.executor, None
         call.open_requests = None
         if call.parent is not None:
             return
         task = call.task
+        if not task.plan.uses_slot:
+            assert ex is not None
+            self._shares.give_back(ex.pool, call.target.function_id, ex.executor_id)
         task.inflight -= 1
         if task.held_back:
             self._turns.enter_all(task)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from callyard.ids import TaskId, Tenant
+from callyard.ids import FunctionId, TaskId, Tenant
 from callyard.scheduler.calls import Call, CallResult, StopReason
 from callyard.scheduler.placement import Placement
 
@@ -56,12 +56,15 @@ class Batch(msgspec.Struct, eq=False):
 
 
 class Lane(msgspec.Struct, eq=False):
-    """A task's READY root calls of one placement, so that no call waits behind one that runs elsewhere."""
+    """A task's READY root calls of one placement, so that no call waits behind one that runs elsewhere. A tool call is
+    a task of its own, and so has one function."""
 
     task: Task
     placement: Placement
     calls: deque[Call]
     """Those that may be bound, in order."""
+    function: FunctionId | None = None
+    """Whose calls these are; None: a call list's, of any function."""
     in_ring: bool = False
     """In the ring of lanes that take turns."""
 
@@ -105,10 +108,12 @@ class Task(msgspec.Struct, eq=False):
     def task_id(self) -> TaskId:
         return self.plan.task_id
 
-    def lane_of(self, placement: Placement) -> Lane:
+    def lane_of(self, call: Call) -> Lane:
+        placement = call.placement
         lane = self.lanes.get(placement)
         if lane is None:
-            lane = self.lanes[placement] = Lane(self, placement, deque())
+            function = None if self.plan.uses_slot else call.target.function_id
+            lane = self.lanes[placement] = Lane(self, placement, deque(), function)
         return lane
 
     @property

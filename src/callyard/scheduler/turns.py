@@ -1,6 +1,6 @@
-"""Whose turn it is: lanes with ready calls of active tasks, in rings by their placement.
+"""Whose turn it is: lanes with ready calls of active tasks, in rings by their placement and, for tool calls, function.
 
-Placements take turns, and within one lanes do, one bind each; a lane is a task's ready calls of that placement. A lane
+Rings take turns, and within one lanes do, one bind each; a lane is a task's ready calls of that placement. A lane
 of a task that stopped, or is at its limit, leaves its ring when its turn comes: nothing is searched in between.
 Source: call-execution X17 (without `instance_fairness`), X23.
 """
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from callyard.ids import FunctionId
 from callyard.scheduler.placement import Placement
 from callyard.scheduler.tasks import Lane, Task
+
+Ring = tuple[Placement, FunctionId | None]
+"""What names a ring; the function is None for call lists."""
 
 
 class Turns:
@@ -18,7 +22,7 @@ class Turns:
 
     def __init__(self, task_inflight_max: int) -> None:
         self._task_inflight_max = task_inflight_max
-        self.rings: dict[Placement, deque[Lane]] = {}
+        self.rings: dict[Ring, deque[Lane]] = {}
         self.entries = 0
         """Entries so far; a change during a look tells that there is more to look at."""
 
@@ -32,7 +36,7 @@ class Turns:
             return
         lane.in_ring = True
         self.entries += 1
-        self.rings.setdefault(lane.placement, deque()).append(lane)
+        self.rings.setdefault((lane.placement, lane.function), deque()).append(lane)
 
     def enter_all(self, task: Task) -> None:
         """The same for each lane of a task that may bind again."""
@@ -48,19 +52,20 @@ class Turns:
         """Of a task that ended before its turn came."""
         for lane in task.lanes.values():
             if lane.in_ring:
-                ring = self.rings[lane.placement]
+                key = (lane.placement, lane.function)
+                ring = self.rings[key]
                 ring.remove(lane)
                 lane.in_ring = False
                 if not ring:
-                    del self.rings[lane.placement]
+                    del self.rings[key]
 
     def placements(self) -> list[Placement]:
         """Placements with calls to bind, in turn."""
-        return list(self.rings)
+        return list(dict.fromkeys(placement for placement, _ in self.rings))
 
-    def head(self, placement: Placement) -> Lane | None:
-        """The lane whose turn it is in a placement's ring, after those with nothing to bind have left it."""
-        ring = self.rings[placement]
+    def head(self, key: Ring) -> Lane | None:
+        """The lane whose turn it is in a ring, after those with nothing to bind have left it."""
+        ring = self.rings[key]
         while ring:
             lane = ring[0]
             task = lane.task
@@ -70,17 +75,17 @@ class Turns:
                 task.held_back = True
             ring.popleft()
             lane.in_ring = False
-        del self.rings[placement]
+        del self.rings[key]
         return None
 
-    def pass_on(self, placement: Placement) -> None:
-        """The head took its turn: its lane and its placement go to the end, if they have more."""
-        ring = self.rings[placement]
+    def pass_on(self, key: Ring) -> None:
+        """The head took its turn: its lane and its ring go to the end, if they have more."""
+        ring = self.rings[key]
         if not ring[0].calls:
             ring.popleft().in_ring = False
         elif len(ring) > 1:
             ring.rotate(-1)
         if not ring:
-            del self.rings[placement]
+            del self.rings[key]
         elif len(self.rings) > 1:
-            self.rings[placement] = self.rings.pop(placement)
+            self.rings[key] = self.rings.pop(key)

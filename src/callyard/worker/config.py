@@ -141,6 +141,7 @@ class WorkerConfig:
     audit_timeout_ms: int = 10_000  # one try of an audit policy; it has three
     cancel_grace_ms: int = 250
     drain_deadline_ms: int = 30_000
+    executor_nice: int = 0  # how far executors step back behind other processes, 0..19; a server says 5
     capture_locals: bool = False
     executors_max: int = 0  # while exclusive calls wait; 0: four times the CPUs
     after_interrupt: AfterInterrupt = "recycle"  # what becomes of an executor in which a call was interrupted
@@ -336,6 +337,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
             "executor_count",
             "executors_max",
             "after_interrupt",
+            "executor_nice",
             "executor_spawn_mode",
             "sandbox",
             "sandbox_min",
@@ -405,6 +407,7 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "sandbox_cpu_percent": (0, 102_400),
     "executors_max": (0, 4_096),
     "executor_max_inflight": (1, 4_096),
+    "executor_nice": (0, 19),
     "executor_max_runnable": (1, 4_096),
     "executor_selection_sample_size": (0, 1_024),
     "executor_memory_high_watermark": (0, 1 << 50),

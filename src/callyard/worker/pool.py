@@ -141,6 +141,7 @@ class NamedPool:
     attached_at_ms: int = 0  # when an executor was last attached, or the pool started
     last_loss: str = ""
     unmet_since_ms: dict[Placement, int] = field(default_factory=dict)  # placements that no executor may serve now
+    restarts: int = 0  # executors that took the place of another
 
     def environment_of(self, place: int) -> Mapping[str, str]:
         return {} if self.own is None else self.own.environment_of(place)
@@ -162,6 +163,7 @@ class SlotView:
     pid: int
     inflight: int
     memory_bytes: int
+    is_attached: bool = False  # it takes calls
 
 
 CodePlace = tuple[Digest, Path, str]
@@ -364,6 +366,7 @@ class Pool:
         executor.slot = slot
         slot.executor = executor
         slot.state = SlotState.RUNNING
+        slot.pool.restarts += slot.seated > 0
         slot.seated += 1
 
     def _order(
@@ -383,6 +386,7 @@ class Pool:
             executor_max_runnable=pool.config.executor_max_runnable,
             heartbeat_interval_ms=self._config.heartbeat_interval_ms,
             capture_locals=self._config.capture_locals,
+            nice=self._config.executor_nice,
             mark_fd=marks.fd,
             socket_fd=socket_fd,
             socket_path=path,
@@ -1052,6 +1056,10 @@ class Pool:
         ]
         return [(call_id, executor_id) for _, call_id, executor_id in sorted(found)]
 
+    def restarts(self) -> dict[str, int]:
+        """Executors that took the place of another, by pool."""
+        return {str(pool.name): pool.restarts for pool in self._pools.values()}
+
     def slots(self) -> list[SlotView]:
         views = []
         for slot in self._all_slots():
@@ -1066,6 +1074,7 @@ class Pool:
                     pid=executor.process.pid if executor is not None else 0,
                     inflight=len(executor.link.seats) if executor is not None else 0,
                     memory_bytes=heartbeat.memory_bytes if heartbeat is not None else 0,
+                    is_attached=heartbeat is not None and executor is not None and not executor.losing,
                 )
             )
         return views

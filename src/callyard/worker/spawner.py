@@ -42,6 +42,7 @@ class SpawnOrder:
     executor_max_runnable: int
     heartbeat_interval_ms: int
     capture_locals: bool
+    nice: int
     mark_fd: int
     socket_fd: int | None  # an inherited socketpair end
     socket_path: Path | None = None  # or the path it dials
@@ -136,6 +137,7 @@ class ProcessSpawner:
             "--heartbeat-interval-ms",
             str(order.heartbeat_interval_ms),
             *(["--capture-locals"] if order.capture_locals else []),
+            *(["--nice", str(order.nice)] if order.nice else []),
         ]
 
     def spawn(self, order: SpawnOrder, on_output: OutputCallback) -> ExecutorProcess:

@@ -47,7 +47,7 @@ from callyard.worker.code_view import BundleShelf, CodeView
 from callyard.worker.config import WorkerConfig
 from callyard.worker.feeds import InlineFeed, ThreadFeed
 from callyard.worker.io.config import IoConfig
-from callyard.worker.io.hub import IoHub
+from callyard.worker.io.hub import IoHub, IoStatistics
 from callyard.worker.io.registry import advise, build_providers
 from callyard.worker.link import ExecutorLink
 from callyard.worker.outputs import OutputSink
@@ -534,6 +534,14 @@ class Worker:
 
     def statistics(self) -> SchedulerStatistics:
         return self._running().statistics()
+
+    def io_statistics(self) -> dict[str, IoStatistics]:
+        """By provider."""
+        return {} if self._io is None else self._io.statistics()
+
+    def restarts(self) -> dict[str, int]:
+        """Executors that took the place of another, by pool."""
+        return {} if self._pool is None else self._pool.restarts()
 
     def running(self) -> list[RunningCall]:
         """Calls that have begun and not ended, the one sent first first."""

@@ -17,7 +17,7 @@ def test_both_ways_to_write_a_flag_and_the_defaults() -> None:
         [
             *("--executor-id=exec-2", f"--protocol={PROTOCOL_VERSION}", "--socket-path=/run/s=1"),
             *("--executor-max-inflight=16", "--executor-max-runnable", "8", "--capture-locals"),
-            *("--mark-fd", "9", "--heartbeat-interval-ms=50"),
+            *("--mark-fd", "9", "--heartbeat-interval-ms=50", "--nice=5"),
         ]
     ) == Options(
         ExecutorId("exec-2"),
@@ -28,6 +28,7 @@ def test_both_ways_to_write_a_flag_and_the_defaults() -> None:
         mark_fd=9,
         heartbeat_interval_ms=50,
         capture_locals=True,
+        nice=5,
     )
 
 

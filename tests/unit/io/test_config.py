@@ -119,7 +119,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_brings_a_provider() -> None:
     config = IoConfig.from_mapping({"good": {"url": "x"}})
     providers = registry.build_providers(config, sandboxed=False)
-    assert sorted(providers) == ["files", "good", "http", "jsonrpc", "sql"]
+    assert sorted(providers) == ["client", "files", "good", "http", "jsonrpc", "sql"]
     assert isinstance(providers["good"], FromPackage)
     assert providers["good"].settings == {"url": "x"}
 
