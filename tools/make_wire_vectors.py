@@ -390,6 +390,32 @@ EXECUTOR: dict[str, Message] = {
         },
         request_id="d-1",
     ),
+    "described_roles": envelope(
+        "Described",
+        {
+            "function_code_digest": DIGEST,
+            "functions": [
+                {
+                    "name": "order",
+                    "entry_selector": "functions:order",
+                    "signature": "order(id: int) -> str",
+                    "role": "resource",
+                    "title": "An order",
+                    "uri": "orders://{id}",
+                    "mime_type": "text/html",
+                    "completions": Raw('{"id":{"values":["1","12"]}}'),
+                },
+                {
+                    "name": "find",
+                    "entry_selector": "functions:find",
+                    "signature": "find(**arguments: object)",
+                    "input_schema": Raw('{"type":"object","minProperties":1}'),
+                    "own_schema": True,
+                },
+            ],
+        },
+        request_id="d-2",
+    ),
 }
 
 ACK = '{"message_type":"HeartbeatAck"}'

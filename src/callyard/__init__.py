@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from callyard.errors import CallError, CallFailure, ErrorKind, Outcome, ToolError, TransientError, UsageError
 from callyard.functions.function import Function, Promises, function
+from callyard.functions.roles import prompt, resource
 from callyard.sdk import Answer, acall, acall_many, call, call_many, context, log, progress, sleep
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from callyard.dispatch.policies import Allow, Deny, allow_tools
     from callyard.functions.audit.policies import AstPolicy, BundleView
     from callyard.functions.audit.verdict import Verdict
+    from callyard.functions.contents import Audio, File, Image, Message, ResourceLink
     from callyard.functions.json_schema import normalize_schema
     from callyard.host.config import HostConfig
     from callyard.host.errors import HostError, HostErrorKind
@@ -43,6 +45,7 @@ __all__ = [
     "Allowance",
     "Answer",
     "AstPolicy",
+    "Audio",
     "AuditRefused",
     "BreakerPolicy",
     "BundleView",
@@ -55,17 +58,21 @@ __all__ = [
     "DispatcherConfig",
     "Elicited",
     "ErrorKind",
+    "File",
     "Function",
     "Host",
     "HostConfig",
     "HostError",
     "HostErrorKind",
+    "Image",
     "IoConfig",
+    "Message",
     "Ok",
     "Outcome",
     "PoolConfig",
     "Promises",
     "Registry",
+    "ResourceLink",
     "Result",
     "RetryPolicy",
     "RunSummary",
@@ -99,6 +106,8 @@ __all__ = [
     "loop_event",
     "normalize_schema",
     "progress",
+    "prompt",
+    "resource",
     "run",
     "sample",
     "sleep",
@@ -109,6 +118,7 @@ _LAZY = {
     "Allow": "callyard.dispatch.policies",
     "Allowance": "callyard.dispatch.allowance",
     "AstPolicy": "callyard.functions.audit.policies",
+    "Audio": "callyard.functions.contents",
     "AuditRefused": "callyard.worker.audit_gate",
     "BreakerPolicy": "callyard.policy.breaker",
     "BundleView": "callyard.functions.audit.policies",
@@ -118,14 +128,18 @@ _LAZY = {
     "Dispatcher": "callyard.dispatch.dispatcher",
     "DispatcherConfig": "callyard.dispatch.config",
     "Elicited": "callyard.sdk_client",
+    "File": "callyard.functions.contents",
     "Host": "callyard.host.host",
     "HostConfig": "callyard.host.config",
     "HostError": "callyard.host.errors",
     "HostErrorKind": "callyard.host.errors",
+    "Image": "callyard.functions.contents",
     "IoConfig": "callyard.worker.io.config",
+    "Message": "callyard.functions.contents",
     "Ok": "callyard.dispatch.outcomes",
     "PoolConfig": "callyard.worker.config",
     "Registry": "callyard.worker.loading",
+    "ResourceLink": "callyard.functions.contents",
     "Result": "callyard.worker.results",
     "RetryPolicy": "callyard.policy.retry",
     "RunSummary": "callyard.worker.results",

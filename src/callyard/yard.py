@@ -179,7 +179,7 @@ def split_target(target: str | Path) -> tuple[Path, str | None]:
 
 def only_function(worker: Worker) -> str | None:
     """The bundle's function when it has just one; None: rows name theirs."""
-    functions = worker.functions()
+    functions = [spec for spec in worker.functions() if spec.role != "completer"]
     return functions[0].name if len(functions) == 1 else None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from callyard.cli import contents
 from callyard.cli.calls import summarise
 from callyard.cli.interrupts import Interrupts
 from callyard.cli.live import Live, shown_amount
@@ -21,6 +23,7 @@ def call_once(
     target: str,
     arguments: Sequence[str],
     json_arguments: str | None,
+    output: str | None,
     budget_ms: int | None,
     log_level: str,
     setup: Setup,
@@ -30,7 +33,10 @@ def call_once(
     path, function = split_target(target)
     strings = json_arguments is None
     args = parse_arguments(arguments) if json_arguments is None else parse_json(json_arguments, arguments)
-    check_stdout()
+    if output is None or output == "-":
+        check_stdout()
+    if output is not None:
+        contents.check_target(output)
 
     async def work(_: Interrupts) -> int:
         async with started_worker(path, setup, screen) as worker:
@@ -44,7 +50,7 @@ def call_once(
                     name, args, strings=strings, budget_ms=budget_ms, on_event=live.on_event
                 )
         if result.raw is not None:
-            write_stdout(result.raw + b"\n")
+            _show(result.raw, output, screen)
             return 0
         assert result.error is not None
         for line in live.hidden:  # the other lines of its last ones stand above
@@ -53,6 +59,22 @@ def call_once(
         return 1
 
     return run_command(work, screen)
+
+
+def _show(raw: bytes, output: str | None, screen: Screen) -> None:
+    """The value to where it was asked for; on a terminal, of contents what they are."""
+    if output is not None:
+        try:
+            lines = contents.save(raw, output)
+        except UsageError:  # the call was made: its result is not to be lost
+            if sys.stdout is not None:
+                write_stdout(raw + b"\n")
+            raise
+        for line in lines:
+            screen.say(line, style="dim")
+        return
+    shown = contents.describe(raw) if sys.stdout is not None and sys.stdout.isatty() else None
+    write_stdout(raw + b"\n" if shown is None else "".join(f"{line}\n" for line in shown).encode(errors="replace"))
 
 
 def _show_failure(failure: CallFailure, screen: Screen) -> None:

@@ -51,11 +51,11 @@ def list_functions(target: Path, setup: Setup, screen: Screen, *, as_json: bool)
 
 
 def _describe(registry: Registry) -> Iterable[Text]:
-    """A line for each function, its promises behind, and its description below."""
+    """A line for each function, its role and promises behind, and its description below."""
     for spec in registry:
-        promises = _promises(spec)
-        yield Text.assemble((clean(spec.signature), "bold"), (f"  [{promises}]" if promises else "", "green"))
-        if description := clean(spec.description).strip().partition("\n")[0]:
+        said = ", ".join(filter(None, (_role(spec), _promises(spec))))
+        yield Text.assemble((clean(spec.signature), "bold"), (f"  [{said}]" if said else "", "green"))
+        if description := clean(spec.description or spec.title).strip().partition("\n")[0]:
             yield Text(f"    {description}")
     if registry.installed_packages:
         yield Text(f"imports {', '.join(registry.installed_packages)}", style="dim")
@@ -70,10 +70,17 @@ def render(lines: Iterable[Text]) -> bytes:
     return buffer.getvalue().encode("utf-8", "backslashreplace")
 
 
+def _role(spec: FunctionSpec) -> str:
+    """Empty for a tool, as most are."""
+    return clean(f"{spec.role} {spec.uri}".strip()) if spec.role != "tool" else ""
+
+
 def _promises(spec: FunctionSpec) -> str:
     declared = msgspec.to_builtins(spec.promises)
-    if declared.get("pure"):
+    if declared.get("read_only"):
         declared.pop("idempotent", None)
+    if declared.get("pure") or spec.role != "tool":  # implied
+        declared.pop("read_only", None)
     if declared.get("isolation") not in (None, spec.isolation):
         declared["isolation"] = f"{declared['isolation']} (ignored: it runs in an {spec.isolation})"
     shown = [name if value is True else f"{name}={value}" for name, value in declared.items() if value not in ((), [])]

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from callyard.functions.encoding import ResultMisfit, check_size, describe_value, encode_value, is_deeper_than
+from callyard.functions.contents import encode_result
+from callyard.functions.encoding import ResultMisfit, check_size, describe_value, is_deeper_than
 from callyard.functions.function import RESULT_BYTES_MAX, Promises
 from callyard.functions.misfits import ArgumentsMisfit, misfit
 from callyard.functions.strict_json import (
@@ -77,6 +78,8 @@ class LocalHandler:
         self.plain_result: type | None = None if invocable is None else invocable.plain_result
         """A result of just this type fits the output schema."""
         self._result_bytes_max = promises.max_result_bytes or RESULT_BYTES_MAX
+        self._is_plain = invocable is None or not invocable.takes_texts
+        """A plain result is its own JSON: prompts and resources have a form of theirs."""
 
     def bind(self, checked: CheckedArguments) -> Bound:
         """Positional and keyword arguments for one attempt, not shared with any other. May run validators of the
@@ -90,9 +93,13 @@ class LocalHandler:
 
     def encode(self, value: object) -> bytes:
         """The result as JSON. Raises `ResultMisfit`."""
-        if value is None or type(value) is bool or (type(value) is int and -_PLAIN_MAX < value < _PLAIN_MAX):
+        if self._is_plain and (
+            value is None or type(value) is bool or (type(value) is int and -_PLAIN_MAX < value < _PLAIN_MAX)
+        ):
             return _ENCODE(value)  # nothing about these can be wrong
-        return check_size(encode_value(value), self._result_bytes_max)
+        if self.invocable is not None:
+            return self.invocable.encode(value)
+        return encode_result(value, self._result_bytes_max)
 
 
 class Checker:
@@ -189,6 +196,16 @@ def compile_described(raw: bytes | msgspec.Raw) -> JsonSchema | None:
             return None
         return JsonSchema.described(loose, described.formats(), described.KEYWORDS)
     except BadSchema:
+        return None
+
+
+def compile_own(raw: bytes | msgspec.Raw) -> JsonSchema | None:
+    """The filter of a schema that a described function brought itself. None: as of `compile_described`."""
+    from callyard.functions.json_schema import BadSchema, JsonSchema
+
+    try:
+        return JsonSchema(msgspec.json.decode(raw))
+    except (BadSchema, msgspec.DecodeError):
         return None
 
 

@@ -196,7 +196,7 @@ def _explain(value: object, error: Exception) -> ResultMisfit:
 def _misfit(problem: str, tokens: list[str | int | None], value: object) -> ResultMisfit:
     pointer = "".join(f"/{escape_token(token)}" for token in tokens if token is not None)
     message = f"{pointer}: {problem}" if pointer else problem
-    return ResultMisfit(message, {"pointer": pointer, "type": _type_name(value)})
+    return ResultMisfit(message, {"pointer": pointer, "type": type_name(value)})
 
 
 def _children(value: Any) -> Iterator[tuple[str | int | None, object]] | None:
@@ -235,7 +235,7 @@ def _dict_children(value: dict[Any, Any]) -> Iterator[tuple[str | int | None, ob
         elif isinstance(key, bool) or not isinstance(key, _NATIVE_KEYS):
             plain = _to_encodable(key)
             if isinstance(plain, bool) or not isinstance(plain, _NATIVE_KEYS):
-                raise _Unsupported(_BAD_KEY + _type_name(key))
+                raise _Unsupported(_BAD_KEY + type_name(key))
         parts.append((key if isinstance(key, str) else str(key), part))
     return iter(parts)
 
@@ -304,7 +304,7 @@ def _to_encodable(value: Any) -> Any:
     """The encoder's hook for types it does not know. Raises `_Unsupported` with what to return instead."""
     kind = type(value)
     if kind in _NEVER_KEYS:  # as values these never come here
-        raise _Unsupported(_BAD_KEY + _type_name(value))
+        raise _Unsupported(_BAD_KEY + type_name(value))
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):  # subclasses, such as pandas.Timestamp
         if value != value:  # pandas.NaT is a datetime that equals nothing
             raise _Unsupported("NaT is not JSON: use None instead")
@@ -332,7 +332,7 @@ def _to_encodable(value: Any) -> Any:
     advice = _advice(value)
     if not advice:
         return _by_pydantic(value)
-    raise _Unsupported(f"{_type_name(value)} has no JSON form: {advice}")
+    raise _Unsupported(f"{type_name(value)} has no JSON form: {advice}")
 
 
 _NEVER_KEYS: Final = (bool, type(None), tuple, frozenset)
@@ -342,6 +342,9 @@ _ADVICE: Final = "use a dict, list, text, number, dataclass, Struct or pydantic 
 
 
 def _advice(value: object) -> str:
+    own = getattr(type(value), "__callyard_advice__", "")
+    if own:
+        return str(own)
     if isinstance(value, complex):
         return "use [z.real, z.imag] instead"
     if inspect.isawaitable(value):
@@ -367,7 +370,7 @@ def _by_pydantic(value: object) -> Any:
             return core.to_jsonable_python(value)
         except core.PydanticSerializationError:
             pass
-    raise _Unsupported(f"{_type_name(value)} has no JSON form: {_ADVICE}")
+    raise _Unsupported(f"{type_name(value)} has no JSON form: {_ADVICE}")
 
 
 def _numpy_to_encodable(numpy: Any, value: Any) -> Any:
@@ -382,11 +385,12 @@ def _numpy_to_encodable(numpy: Any, value: Any) -> Any:
         return float(value)
     plain = value.item()
     if type(plain) is type(value):
-        raise _Unsupported(f"{_type_name(value)} has no JSON form: {_ADVICE}")
+        raise _Unsupported(f"{type_name(value)} has no JSON form: {_ADVICE}")
     return plain
 
 
-def _type_name(value: object) -> str:
+def type_name(value: object) -> str:
+    """The type of a value, as one would write it: `int`, `decimal.Decimal`."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from callyard.errors import ErrorKind, UsageError
-from callyard.functions.function import NO_PROMISES, Function, Promises
+from callyard.functions.completion import completers
+from callyard.functions.function import COMPLETER, NO_PROMISES, READ_ONLY, TOOL, Declared, Function, Promises
 from callyard.functions.imports import list_imports, parse_source
 from callyard.ids import FunctionId
 from callyard.wire.messages import DescribedFunction, WireError
@@ -58,15 +59,16 @@ class LoadedBundle:
         self.path = path
         self.module = module
         self._declared = _declared_functions(module, path)
-        self._callables: dict[str, tuple[Callable[..., Any], Promises]] = {
-            name: (found.target, found.promises) for name, found in self._declared.items()
-        } or {name: (found, NO_PROMISES) for name, found in plain_functions(module)}
+        self._callables: dict[str, tuple[Callable[..., Any], Promises, Declared]] = {
+            name: (found.target, found.promises, found.declared) for name, found in self._declared.items()
+        } or {name: (found, NO_PROMISES, TOOL) for name, found in plain_functions(module)}
+        self._add_completers()
         self._invocables: dict[str, Invocable] = {}
 
     @property
     def has_async(self) -> bool:
         """Whether any function is an `async def`, so that the executor needs an event loop."""
-        return any(inspect.iscoroutinefunction(inspect.unwrap(target)) for target, _ in self._callables.values())
+        return any(inspect.iscoroutinefunction(inspect.unwrap(target)) for target, _, _ in self._callables.values())
 
     def get(self, entry_selector: str) -> Invocable:
         """The function of a selector, `module:name`; built once. Raises `LoadFailure`."""
@@ -86,7 +88,25 @@ class LoadedBundle:
     def find_name(self, function: object) -> str | None:
         """The name by which a function object, declared or plain, can be called; None: it cannot be called here."""
         plain = function.target if isinstance(function, Function) else function
-        return next((name for name, (target, _) in self._callables.items() if target is plain), None)
+        return next((name for name, (target, _, _) in self._callables.items() if target is plain), None)
+
+    def _add_completers(self) -> None:
+        """Functions that a `complete=` names, and that are not declared themselves, can be called as well.
+
+        Raises `LoadFailure` for a name that no function has.
+        """
+        for name, declared in [(name, declared) for name, (_, _, declared) in self._callables.items()]:
+            named = [source for source in declared.complete.values() if isinstance(source, str)]
+            for source in [*named, *completers(declared.complete)]:
+                found = vars(self.module).get(source) if isinstance(source, str) else source
+                plain = found.target if isinstance(found, Function) else found
+                if not inspect.isfunction(plain):
+                    error = ValueError(f"{name}: complete= names {source!r}, and there is no such function")
+                    raise self._unfit(name, error)
+                own = source if isinstance(source, str) else self.find_name(plain) or plain.__name__
+                taken = self._callables.setdefault(own, (plain, READ_ONLY, COMPLETER))
+                if taken[0] is not plain:
+                    raise self._unfit(name, ValueError(f"{name}: two functions have the name {own!r}"))
 
     def describe(self) -> tuple[list[DescribedFunction], list[str]]:
         """Every function, in the order of the module, and the installed packages that the bundle imports.
@@ -130,6 +150,12 @@ class LoadedBundle:
                 takes_row=invocable.takes_row,
                 is_async=invocable.is_async,
                 line=invocable.line,
+                role=invocable.declared.role,
+                title=invocable.declared.title,
+                uri=invocable.declared.uri,
+                mime_type=invocable.declared.mime_type,
+                completions=msgspec.Raw(msgspec.json.encode(invocable.completions(self.find_name))),
+                own_schema=invocable.declared.input_schema is not None,
             )
         except UnfitSignature as error:
             raise self._unfit(name, error) from error
@@ -137,10 +163,10 @@ class LoadedBundle:
     def _build(self, name: str) -> Invocable:
         from callyard.functions.signature import Invocable, UnfitSignature
 
-        target, promises = self._callables[name]
+        target, promises, declared = self._callables[name]
         try:
-            return Invocable(name, target, promises)
-        except UnfitSignature as error:
+            return Invocable(name, target, promises, declared)
+        except (UnfitSignature, UsageError) as error:  # its signature, or a schema of its own
             raise self._unfit(name, error) from error
 
     def _unfit(self, name: str, error: Exception) -> LoadFailure:

@@ -19,6 +19,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaValidator, ValidationError
 
 from callyard.errors import CallError, ErrorKind, UsageError, fail
+from callyard.functions.contents import read_returned
 from callyard.functions.encoding import ResultMisfit, encode_canonical
 from callyard.functions.signature import Invocable
 from callyard.functions.signature_text import format_annotation
@@ -87,6 +88,8 @@ class Outgoing:
 
     def decode(self, raw: bytes | msgspec.Raw) -> Any:
         """What the function returned. Raises `CallError` (result) when that is not what its annotation says."""
+        if self._typed and (returned := read_returned(raw)) is not None:
+            return returned
         validator = self._validator
         if validator is None:
             return msgspec.json.decode(raw)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, get_args, overload
 
 import msgspec
 
@@ -28,17 +28,26 @@ from callyard.functions.checking import (
     LocalHandler,
     check_result,
     compile_described,
+    compile_own,
 )
+from callyard.functions.completion import Completion, completers, read_completions
 from callyard.functions.function import (
+    COMPLETER,
     NO_PROMISES,
+    READ_ONLY,
     RESULT_BYTES_MAX,
+    TOOL,
+    Declared,
     Function,
     Isolation,
+    PromiseArguments,
     Promises,
+    Role,
     build_promises,
 )
 from callyard.functions.imports import explain_absence
 from callyard.functions.misfits import ArgumentsMisfit, Problem
+from callyard.functions.uris import match_uri, parse_uri
 from callyard.ids import Digest, FunctionId
 from callyard.wire.messages import DescribedFunction, DescribedPayload
 
@@ -50,8 +59,17 @@ FUNCTIONS_MAX: Final = 10_000
 _PROMISES: Final = msgspec.json.Decoder(Promises)
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _ANYTHING: Final = msgspec.Raw(b"{}")
+_ROLES: Final[tuple[str, ...]] = get_args(Role)
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """One argument of a prompt or a resource template, which is a text."""
+
+    name: str
+    description: str = ""
+    required: bool = False
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, dict=True):
@@ -70,6 +88,16 @@ class FunctionSpec(msgspec.Struct, frozen=True, dict=True):
     """A row of a call list is the whole value of its one object parameter."""
     is_async: bool = False
     line: int = 0
+    role: Role = "tool"
+    title: str = ""
+    uri: str = ""
+    """Of a resource; with `{name}` in it, of a template."""
+    mime_type: str = ""
+    """Of a resource, as declared; empty: each answer says its own."""
+    completions: dict[str, Completion] = {}
+    """How arguments of a prompt or a template are completed, by parameter."""
+    own_schema: bool = False
+    """`input_schema` is the author's own; else it shows the signature."""
 
     @property
     def handler(self) -> LocalHandler | None:
@@ -85,6 +113,24 @@ class FunctionSpec(msgspec.Struct, frozen=True, dict=True):
     def result_bytes_max(self) -> int:
         return self.promises.max_result_bytes or RESULT_BYTES_MAX
 
+    @property
+    def is_template(self) -> bool:
+        """Whether its URI has variables, so that it is many resources."""
+        return bool(self.uri) and bool(parse_uri(self.uri).names)
+
+    def match(self, uri: str) -> dict[str, str] | None:
+        """The arguments by which this resource is read at `uri`; None: it is not there."""
+        return match_uri(self.uri, uri) if self.role == "resource" else None
+
+    def arguments(self) -> list[Argument]:
+        """Of a prompt or a template, in the order of the signature."""
+        schema = msgspec.json.decode(self.input_schema)
+        required = schema.get("required", ())
+        return [
+            Argument(name, part.get("description", ""), name in required)
+            for name, part in schema.get("properties", {}).items()
+        ]
+
     def check(self, args: bytes | Mapping[str, Any], *, repair: bool = False) -> CheckedArguments:
         """Check the arguments of one call: JSON of an object, or Python values by name.
 
@@ -99,7 +145,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _checker(self) -> Checker:
-        return Checker(schema=lambda: compile_described(self.input_schema))
+        return Checker(schema=lambda: _compile(self))
 
     @functools.cached_property
     def _result_schema(self) -> JsonSchema | None:
@@ -135,6 +181,9 @@ class UnknownFunction(UsageError, KeyError):
 
 class Registry:
     """Functions by name, in the order they were added: tools of this process, those of a bundle, or both.
+
+    Tools, prompts, resources and completers share one namespace: a name says which function it is, and the function
+    says what it is for.
 
     ```python
     registry = Registry()
@@ -232,8 +281,13 @@ class Registry:
         """Raises `UsageError` for a name that is there, unless `override` puts `spec` in its place, or that is none."""
         if not _NAME.fullmatch(spec.name):
             raise UsageError(f"a name is 1 to 128 letters, digits, '_', '-' and '.', got {spec.name!r}: give name=…")
-        if not override and spec.name in self._specs:
+        replaced = self._specs.get(spec.name)
+        if not override and replaced is not None:
             raise UsageError(f"there is a function {spec.name!r} already: pass override=True to replace it")
+        if spec.role == "resource":
+            others = (other for other in self._specs.values() if other is not replaced)
+            if any(other.role == "resource" and other.uri == spec.uri for other in others):
+                raise UsageError(f"there is a resource at {spec.uri} already")
         if len(self._specs) >= FUNCTIONS_MAX and spec.name not in self._specs:
             raise UsageError(f"a registry holds at most {FUNCTIONS_MAX} functions")
         self._specs[spec.name] = spec
@@ -265,6 +319,8 @@ class Registry:
             except UnfitSignature:
                 if found:
                     raise
+        for value in found.values():
+            registry._add_named_completers(value.declared, module)
         if not registry._specs:
             raise UsageError(f"{module.__name__} has no functions: define one with def, or declare it with @function")
         return registry
@@ -273,23 +329,109 @@ class Registry:
     def tool(self, target: F, /) -> F: ...
     @overload
     def tool(
-        self, target: None = None, /, *, name: str | None = None, override: bool = False, **promises: Any
+        self,
+        target: None = None,
+        /,
+        *,
+        name: str | None = None,
+        title: str = "",
+        description: str = "",
+        override: bool = False,
+        **promises: Any,
     ) -> Callable[[F], F]: ...
-    def tool(self, target: Any = None, /, *, name: str | None = None, override: bool = False, **promises: Any) -> Any:
+    def tool(
+        self,
+        target: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        title: str = "",
+        description: str = "",
+        override: bool = False,
+        **promises: Any,
+    ) -> Any:
         """Add the function below, bare (`@registry.tool`) or with a name and promises; see `add_function`."""
 
         def add(function: F) -> F:
-            self.add_function(function, name=name, override=override, **promises)
+            declared = Declared(title=title, description=description) if title or description else None
+            self.add_function(function, name=name, override=override, declared=declared, **promises)
             return function
 
         return add if target is None else add(target)
 
+    @overload
+    def prompt(self, target: F, /) -> F: ...
+    @overload
+    def prompt(
+        self,
+        target: None = None,
+        /,
+        *,
+        name: str | None = None,
+        title: str = "",
+        description: str = "",
+        complete: Mapping[str, Any] | None = None,
+        override: bool = False,
+        **promises: Unpack[PromiseArguments],
+    ) -> Callable[[F], F]: ...
+    def prompt(
+        self,
+        target: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        title: str = "",
+        description: str = "",
+        complete: Mapping[str, Any] | None = None,
+        override: bool = False,
+        **promises: Any,
+    ) -> Any:
+        """Add the function below as a prompt, as `@prompt` does in a file; see `add_function`."""
+        declared = Declared(role="prompt", title=title, description=description, complete=complete or {})
+
+        def add(function: F) -> F:
+            self.add_function(function, name=name, override=override, declared=declared, **promises)
+            return function
+
+        return add if target is None else add(target)
+
+    def resource(
+        self,
+        uri: str,
+        *,
+        name: str | None = None,
+        title: str = "",
+        description: str = "",
+        mime_type: str = "",
+        complete: Mapping[str, Any] | None = None,
+        override: bool = False,
+        **promises: Unpack[PromiseArguments],
+    ) -> Callable[[F], F]:
+        """Add the function below as a resource, as `@resource` does in a file; see `add_function`."""
+        declared = Declared(
+            role="resource", title=title, description=description, uri=uri, mime_type=mime_type, complete=complete or {}
+        )
+
+        def add(function: F) -> F:
+            self.add_function(function, name=name, override=override, declared=declared, **promises)
+            return function
+
+        return add
+
     def add_function(
-        self, target: Callable[..., Any], *, name: str | None = None, override: bool = False, **promises: Any
+        self,
+        target: Callable[..., Any],
+        *,
+        name: str | None = None,
+        override: bool = False,
+        declared: Declared | None = None,
+        **promises: Any,
     ) -> FunctionSpec:
         """Add a function of this process: its signature and docstring say what it takes.
 
-        `promises`: the fields of `Promises`; those of an `@function` hold unless given here. Raises `UsageError` for
+        `promises`: the fields of `Promises`; those of an `@function` hold unless given here. `declared`: what else is
+        said of it; None: what its own decorator says, if it has one. A completer that it names by itself, and that is
+        not there yet, is added under its own name. Raises `UsageError` for
         what is no such function, `UnfitSignature` for a signature that JSON cannot reach, `TypeError` or `ValueError`
         for a promise that means nothing.
         """
@@ -297,14 +439,22 @@ class Registry:
         from callyard.functions.json_schema import BadSchema
         from callyard.functions.signature import Invocable
 
-        declared = target.promises if isinstance(target, Function) else NO_PROMISES
-        plain = target.target if isinstance(target, Function) else target
+        own = target if isinstance(target, Function) else None
+        plain = target if own is None else own.target
         _check_target(plain)
-        kept = build_promises("add_function", promises, declared)
+        if declared is None:
+            declared = TOOL if own is None else own.declared
+        if declared.role in ("prompt", "resource"):
+            from callyard.functions.roles import check_role
+
+            check_role(plain, declared)
+        base = NO_PROMISES if declared.role == "tool" else READ_ONLY
+        kept = build_promises("add_function", promises, base if own is None else own.promises)
         named = name if name is not None else plain.__name__
-        invocable = Invocable(named, plain, kept)
+        invocable = Invocable(named, plain, kept, declared)
         schema = invocable.input_schema()
-        unbounded = list(find_unchecked_patterns(schema))
+        brought = declared.input_schema is not None
+        unbounded = [] if brought else list(find_unchecked_patterns(schema))
         if unbounded:
             expected = "expected a pattern for a linear-time engine: Field(pattern=…) with a text, not with re.compile"
             raise BadSchema([(pointer, expected) for pointer in unbounded], named)
@@ -320,14 +470,40 @@ class Registry:
             takes_row=invocable.takes_row,
             is_async=invocable.is_async,
             line=invocable.line,
+            role=declared.role,
+            title=declared.title,
+            uri=declared.uri,
+            mime_type=declared.mime_type,
+            completions=invocable.completions(self._find_name),
+            own_schema=brought,
             handler=LocalHandler(plain, kept, invocable=invocable),
             checker=Checker(
-                schema=lambda: compile_described(spec.input_schema),
+                schema=lambda: _compile(spec),
                 invocable=None if invocable.runs_user_code else invocable,
             ),
         )
         self.add(spec, override=override)
+        self._add_completers(declared)
         return spec
+
+    def _find_name(self, plain: object) -> str | None:
+        """Of a function of this process that is here already."""
+        found = (spec.name for spec in self._specs.values() if spec.handler and spec.handler.target is plain)
+        return next(found, None)
+
+    def _add_named_completers(self, declared: Declared, module: ModuleType) -> None:
+        for source in declared.complete.values():
+            if isinstance(source, str) and source not in self._specs:
+                plain = vars(module).get(source)
+                if not inspect.isfunction(plain):
+                    raise UsageError(f"{module.__name__}: complete= names {source!r}, and there is no such function")
+                self.add_function(plain, name=source, declared=COMPLETER)
+
+    def _add_completers(self, declared: Declared) -> None:
+        for source in completers(declared.complete):
+            plain = source.target if isinstance(source, Function) else source
+            if self._find_name(plain) is None:
+                self.add_function(source, declared=None if isinstance(source, Function) else COMPLETER)
 
     def add_tool(
         self,
@@ -396,6 +572,17 @@ class Registry:
             )
         raise UnknownFunction(f"no function {name!r} in {self.bundle.name}; {self._suggest(name)}")
 
+    def find_resource(self, uri: str) -> tuple[FunctionSpec, dict[str, str]] | None:
+        """The resource at `uri` and the arguments to read it with: one of just that URI, else the first template."""
+        found: tuple[FunctionSpec, dict[str, str]] | None = None
+        for spec in self._specs.values():
+            arguments = spec.match(uri)
+            if arguments == {}:
+                return spec, {}
+            if arguments is not None and found is None:
+                found = spec, arguments
+        return found
+
     def names(self) -> list[str]:
         return list(self._specs)
 
@@ -433,6 +620,15 @@ class Registry:
             promises = _PROMISES.decode(function.promises)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"promises of {function.name!r}: {error}") from error
+        if function.role not in _ROLES:
+            expected = ", ".join(_ROLES)
+            raise ProtocolError(f"role of {function.name!r}: expected one of {expected}, got {function.role!r}")
+        try:
+            completions = read_completions(function.completions)
+            if function.role == "resource":
+                parse_uri(function.uri)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ProtocolError(f"description of {function.name!r}: {error}") from error
         return FunctionSpec(
             name=function.name,
             digest=self.bundle.digest,
@@ -445,7 +641,20 @@ class Registry:
             takes_row=function.takes_row,
             is_async=function.is_async,
             line=function.line,
+            role=cast(Role, function.role),
+            title=function.title,
+            uri=function.uri,
+            mime_type=function.mime_type,
+            completions=completions,
+            own_schema=function.own_schema,
         )
+
+
+def _compile(spec: FunctionSpec) -> JsonSchema | None:
+    """The filter of arguments. Texts have none: what they stand for is read by the signature, and cheap to refuse."""
+    if spec.role in ("prompt", "resource"):
+        return None
+    return compile_own(spec.input_schema) if spec.own_schema else compile_described(spec.input_schema)
 
 
 def _check_target(target: Any) -> None:

@@ -15,7 +15,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Final, is_typeddict
+from typing import TYPE_CHECKING, Any, Final, is_typeddict
 
 import msgspec
 import typing_extensions
@@ -25,14 +25,19 @@ from pydantic_core import SchemaValidator, ValidationError
 
 from callyard.errors import CallyardError
 from callyard.functions.cells import Columns, may_hold_non_finite
+from callyard.functions.completion import Completion, build_completions
+from callyard.functions.contents import encode_result
 from callyard.functions.docstrings import read_docstring
-from callyard.functions.encoding import ResultMisfit, check_size, encode_value
-from callyard.functions.function import NO_PROMISES, RESULT_BYTES_MAX, Promises
+from callyard.functions.encoding import ResultMisfit
+from callyard.functions.function import NO_PROMISES, RESULT_BYTES_MAX, TOOL, Declared, Promises
 from callyard.functions.misfits import ArgumentsMisfit, Parameters, explain, raised_in_check
 from callyard.functions.signature_schema import QuietJsonSchema, runs_user_code
 from callyard.functions.signature_text import format_annotation, format_signature
-from callyard.functions.strict_json import check_json, refuse_non_finite
+from callyard.functions.strict_json import check_json, decode_json, refuse_non_finite
 from callyard.functions.type_hooks import TEXT_CELLS, prepare_types
+
+if TYPE_CHECKING:
+    from callyard.functions.json_schema import JsonSchema
 
 __all__ = ["ArgumentsMisfit", "Invocable", "ResultMisfit", "UnfitSignature"]
 
@@ -95,12 +100,21 @@ class _Reader:
 
 
 class Invocable:
-    """A function, ready to be called with JSON. Raises `UnfitSignature` when built of one that JSON cannot reach."""
+    """A function, ready to be called with JSON.
 
-    def __init__(self, name: str, target: Callable[..., Any], promises: Promises = NO_PROMISES) -> None:
+    Raises `UnfitSignature` when built of one that JSON cannot reach, `BadSchema` for an input schema of its own that is
+    none.
+    """
+
+    def __init__(
+        self, name: str, target: Callable[..., Any], promises: Promises = NO_PROMISES, declared: Declared = TOOL
+    ) -> None:
         self.name = name
         self.target = target
         self.promises = promises
+        self.declared = declared
+        self.takes_texts = declared.role in ("prompt", "resource")
+        """Its arguments are text by nature, whoever sends them."""
         plain = inspect.unwrap(target)
         self._plain: types.FunctionType = typing.cast(types.FunctionType, plain)
         self.is_async = inspect.iscoroutinefunction(plain)
@@ -115,7 +129,9 @@ class Invocable:
         self._positional_only = tuple(
             p.name for p in self._signature.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY
         )
-        self._row_parameter = _find_row_parameter(self._signature, self._hints)
+        self._own_schema = None if declared.input_schema is None else _compile_own(name, declared.input_schema)
+        by_name = self.takes_texts or self._own_schema is not None
+        self._row_parameter = None if by_name else _find_row_parameter(self._signature, self._hints)
         self._row: _Reader | None = None
         if self._row_parameter is not None:
             core = next(p["schema"] for p in arguments["arguments_schema"] if p["name"] == self._row_parameter.name)
@@ -152,6 +168,10 @@ class Invocable:
         something. Raises `ArgumentsMisfit`.
         """
         raw = args if type(args) is bytes else bytes(args)
+        if self._own_schema is not None:
+            raw = self._check_own(self._own_schema, raw, strings=strings)
+            strings = False
+        strings = strings or self.takes_texts
         if row and self._row is not None and (raw[:1] == b"{" or raw.lstrip()[:1] == b"{"):
             value = self._row.read(raw, texts=strings, cells=True)
             parameter = self._row_parameter
@@ -163,14 +183,17 @@ class Invocable:
     @property
     def bind_sure(self) -> Callable[[bytes], Arguments] | None:
         """`bind` for JSON as `_Reader.read_sure` takes it, where there is such a short way."""
-        return None if self._positional_only else self._arguments.read_sure
+        looks_closer = self._positional_only or self.takes_texts or self._own_schema is not None
+        return None if looks_closer else self._arguments.read_sure
 
     def encode(self, value: object) -> bytes:
-        """The result as JSON. Raises `ResultMisfit`."""
-        return check_size(encode_value(value), self._result_bytes_max)
+        """The result as JSON, contents in their own form. Raises `ResultMisfit`."""
+        return encode_result(value, self._result_bytes_max, self.declared.role, self.declared.mime_type)
 
     def input_schema(self) -> dict[str, Any]:
-        """JSON Schema (2020-12) of the arguments by name. Raises `UnfitSignature`."""
+        """JSON Schema (2020-12, or what the author's own says) of the arguments by name. Raises `UnfitSignature`."""
+        if self._own_schema is not None:
+            return self._own_schema.schema
         try:
             schema = copy.deepcopy(self._arguments.json_schema)
         except (PydanticInvalidForJsonSchema, PydanticUserError, TypeError) as error:  # msgspec's is a TypeError
@@ -179,11 +202,11 @@ class Invocable:
             described = schema.get("properties", {}).get(name)
             if isinstance(described, dict):
                 described.setdefault("description", text)
-        return schema
+        return _to_texts(schema) if self.takes_texts else schema
 
     def output_schema(self) -> dict[str, Any]:
         """JSON Schema of the result; empty: anything."""
-        if "return" not in self._hints:
+        if "return" not in self._hints or self.takes_texts:
             return {}
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(self._hints["return"])
@@ -197,13 +220,55 @@ class Invocable:
         return self.name + format_signature(self._signature)
 
     def description(self) -> str:
-        """What the docstring says of the function, without its list of parameters."""
-        return read_docstring(self._plain.__doc__).summary
+        """What the decorator or the docstring says of the function, without its list of parameters."""
+        return self.declared.description or read_docstring(self._plain.__doc__).summary
+
+    def completions(self, find_name: Callable[[object], str | None] = lambda _: None) -> dict[str, Completion]:
+        """How the arguments of a prompt or a resource are completed, by parameter.
+
+        `find_name`: under which name a completer is known; None: under its own.
+        """
+        if not self.takes_texts:
+            return {}
+        return build_completions(self.declared.complete, self._hints, self._signature.parameters, find_name)
+
+    def _check_own(self, schema: JsonSchema, raw: bytes, *, strings: bool) -> bytes:
+        """`raw`, which fits the author's schema; texts are made to fit. Raises `ArgumentsMisfit`."""
+        if strings:
+            from callyard.functions.repairs import repair_arguments
+
+            raw, _ = repair_arguments(schema, raw)
+        value = decode_json(raw)
+        schema.check(value)
+        return raw
 
     def _place_positional(self, bound: Arguments) -> Arguments:
         args, keywords = bound
         placed = [*args, *(keywords.pop(name) for name in self._positional_only[len(args) :])]
         return tuple(placed), keywords
+
+
+def _compile_own(name: str, schema: Mapping[str, Any]) -> JsonSchema:
+    from callyard.functions.json_schema import JsonSchema  # not for those that have none: it is large
+
+    return JsonSchema(schema, subject=f"input schema of {name!r}")
+
+
+def _to_texts(schema: dict[str, Any]) -> dict[str, Any]:
+    """Of arguments that are texts: what each stands for is the function's own check."""
+    parts = schema.get("$defs", {})
+    schema["properties"] = {name: _to_text(part, parts) for name, part in schema.get("properties", {}).items()}
+    schema.pop("$defs", None)
+    return schema
+
+
+def _to_text(part: dict[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    target = parts.get(str(part.get("$ref", "")).rpartition("/")[2], {})
+    kept: dict[str, Any] = {key: part[key] for key in ("title", "description") if key in part}
+    values = part.get("enum", target.get("enum", [part["const"]] if "const" in part else None))
+    if values and all(isinstance(value, str) for value in values):
+        kept["enum"] = values
+    return {"type": "string", **kept}
 
 
 def _by_name(core: dict[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_promises_travel_as_json() -> None:
         ({"tags": "math"}, TypeError, "tags must be a tuple of texts, got 'math'"),
         ({"tags": ("",)}, TypeError, "tags must be a tuple of texts"),
         ({"tags": tuple(map(str, range(33)))}, ValueError, "tags must be at most 32, got 33"),
-        ({"timeout": 5}, TypeError, "does not know timeout; it knows idempotent, pure, timeout_ms"),
+        ({"timeout": 5}, TypeError, "does not know timeout; it knows idempotent, pure, read_only"),
     ],
 )
 def test_a_promise_that_means_nothing_is_refused_at_the_decorator(
