@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import tomllib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -73,11 +74,14 @@ async def started_worker(
             slow.cancel()
     if config.sandbox_choice != "off" and not setup.quiet:
         screen.say(summarize(worker.sandbox), style="dim")
+    gc.freeze()  # what is loaded stays: no full collection has to walk it while calls wait
     try:
         yield worker
     except BaseException:
         await worker.close(drain=False)
         raise
+    finally:
+        gc.unfreeze()
     await worker.close()
 
 

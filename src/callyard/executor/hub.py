@@ -14,6 +14,7 @@ Invariants, by the names that the tests use:
 from __future__ import annotations
 
 import contextvars
+import gc
 import heapq
 import os
 import sys
@@ -364,6 +365,7 @@ class Hub:
             self._loading = self._guards.loading = False
             if self._guards.in_child:
                 end_child(None)
+        gc.freeze()  # what the module loaded stays: no full collection has to walk it while calls wait
         self._variables = contextvars.copy_context()
         self.threads.start()
         self.teller.watch_logging()

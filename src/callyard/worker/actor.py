@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 from typing import Final, Protocol, assert_never
@@ -548,10 +549,7 @@ class Actor:
     ) -> None:
         """Send a ResumeCall; the scheduler hears of it once it was flushed, or that it could not be sent (X66)."""
         charged_ms = budget_used_ms if kind is WaitKind.IO else 0
-
-        def tell_resumed() -> None:
-            self.post(e.CallResumed(call_id, attempt_seq, request_id, charged_ms))
-
+        tell_resumed = partial(self.post, e.CallResumed(call_id, attempt_seq, request_id, charged_ms))
         payload = ResumeCallPayload(kind, attempt_seq, result, error, budget_used_ms)
         try:
             sent = link.send_when_room(ResumeCall(call_id, request_id, payload), tell_resumed, body)

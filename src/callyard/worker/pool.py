@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -568,7 +569,8 @@ class Pool:
                 return
             error = WireError(ErrorKind.NOT_FOUND, f"no bundle {digest[:12]} for this executor")
         elif payload.wait_kind == WaitKind.IO:
-            self._ask_io(link, message, sidecar)
+            # An executor that does not keep up with its answers is given no more to read.
+            link.when_room(partial(self._ask_io, link, message, sidecar))
             return
         else:
             error = WireError(ErrorKind.DENIED, f"this worker answers no wait of kind {payload.wait_kind!r}")
@@ -620,16 +622,11 @@ class Pool:
         """Have the hub perform a request of an attempt that holds a seat here (X42, X65)."""
         payload = message.payload
         assert payload.io is not None, message
-        request = payload.io
         call_id, request_id, seq = message.call_id, message.request_id, payload.attempt_seq
-
-        def submit() -> None:
-            budget_ms = self._actor.begin_io(link, call_id, seq)
-            if budget_ms is not None:  # else the attempt is over
-                answer = IoAsked(self._actor, link, call_id, seq, request_id)
-                self._io.submit(payload.task_id, call_id, seq, request_id, request, sidecar, answer, budget_ms)
-
-        link.when_room(submit)  # an executor that does not keep up with its answers is given no more to read
+        budget_ms = self._actor.begin_io(link, call_id, seq)
+        if budget_ms is not None:  # else the attempt is over
+            answer = IoAsked(self._actor, link, call_id, seq, request_id)
+            self._io.submit(payload.task_id, call_id, seq, request_id, payload.io, sidecar, answer, budget_ms)
 
     def on_interrupted(self, link: ExecutorLink) -> None:
         """Half a transaction may be left in a connection, or a lock held: nobody else should find it."""

@@ -54,6 +54,7 @@ def keep(secret: dict[str, str]) -> int:
 def search(parts: list[str]) -> list[str]:
     """Texts in this process's memory that have the joined parts in them; our own argument has not."""
     wanted = "".join(parts)
+    gc.unfreeze()
     found, seen, held = set(), set(), gc.get_objects()
     while held:
         one = held.pop()

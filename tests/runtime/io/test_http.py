@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -295,9 +297,10 @@ async def test_a_name_that_changes_its_mind_leads_nowhere(serve: Serve, monkeypa
     server = await serve(echo)
     Resolver(monkeypatch, {"rebind.example": [["127.0.0.1"], ["127.0.0.2"], ["127.0.0.3"]]})
     http = make({"allow_private": ["127.0.0.1/32"]})
-    http._client._open_session().connector._use_dns_cache = False  # type: ignore[union-attr]
+    connector = http._client._connect()._connector
+    connector._use_dns_cache = False
     assert (await perform(http, "GET", {"url": url_of(server, host="rebind.example"), "headers": []})).body
-    for connection in list(http._client._open_session().connector._conns.values()):  # type: ignore[union-attr]
+    for connection in list(connector._conns.values()):
         for protocol, *_ in connection:
             protocol.close()
     failure = await refusal(perform(http, "GET", {"url": url_of(server, host="rebind.example")}))
@@ -311,7 +314,7 @@ async def test_the_socket_itself_refuses_what_the_resolver_let_through(serve: Se
     http = make({})
     found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", server.port))
     with pytest.raises(OSError, match=r"127\.0\.0\.1 is loopback"):
-        http._client._open_socket(found)
+        http._client._connect()._open_socket(found)
     await http.close()
 
 
@@ -545,6 +548,104 @@ async def test_answers_that_are_not_whole(
     assert "secret" not in failure.message + repr(failure.details)
     post = await refusal(perform(http, "POST", {"url": f"http://127.0.0.1:{port}/"}, b"x"))
     assert (post.kind, post.retryable) == ("unavailable", False)  # it may have been done
+
+
+Talk = Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@asynccontextmanager
+async def talking(talk: Talk) -> AsyncIterator[str]:
+    """The URL of a server that calls `talk(number of the connection from 0, …)` and then closes the connection."""
+    numbers = itertools.count()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await talk(next(numbers), reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/a%20b?c=d e#f"
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "body", "expected"),
+    [
+        ("GET", [], None, ["Accept", "User-Agent: callyard"]),
+        ("GET", [["uSER-agent", "me"], ["X", "1"], ["X", "ä"]], None, ["Accept", "uSER-agent: me", "X: 1", "X: ä"]),
+        ("POST", [], b"ab", ["Accept", "Content-Length: 2", "Content-Type: application/octet-stream"]),
+        ("POST", [["content-type", "text/x"]], b"ab", ["content-type: text/x", "Content-Length: 2"]),
+        ("DELETE", [], None, ["Content-Length: 0"]),
+    ],
+)
+async def test_what_is_sent(
+    http: HttpProvider, method: str, headers: list[list[str]], body: bytes | None, expected: list[str]
+) -> None:
+    sent = b""
+
+    async def talk(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        sent = await reader.readuntil(b"\r\n\r\n")
+        sent += await reader.readexactly(len(body or b""))
+        writer.write(OK)
+        await writer.drain()
+
+    async with talking(talk) as url:
+        assert (await perform(http, method, {"url": url, "headers": headers}, body)).body == b"ok"
+        await http.close()
+    head, _, rest = sent.partition(b"\r\n\r\n")
+    first, host, *lines = head.decode().split("\r\n")
+    assert first == f"{method} /a%20b?c=d+e HTTP/1.1"
+    assert host == f"Host: {url.split('/')[2]}"
+    assert rest == (body or b"")
+    for one in expected:
+        assert one in lines if ":" in one else any(line.startswith(f"{one}: ") for line in lines)
+    names = [line.partition(":")[0].lower() for line in lines if not line.startswith("X: ")]
+    assert len(set(names)) == len(names)
+    assert ("content-length" in names) is (method != "GET")
+
+
+async def test_a_connection_that_is_closed_just_then_is_replaced_for_what_may_be_repeated(http: HttpProvider) -> None:
+    async def talk(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await reader.readuntil(b"\r\n\r\n")  # and closes
+
+    async with talking(talk) as url:
+        for method, kind in (("GET", ""), ("POST", "unavailable"), ("PUT", ""), ("PUT", "")):
+            if kind:
+                assert (await refusal(perform(http, method, {"url": url}))).details["cause"] == "connection_lost"
+                assert (await perform(http, "GET", {"url": url})).body == b"ok"  # on a new connection
+            else:
+                assert (await perform(http, method, {"url": url})).body == b"ok"
+        await http.close()
+
+
+async def test_interim_answers_are_passed_over(http: HttpProvider, raw_server: tuple[int, list[bytes]]) -> None:
+    port, answers = raw_server
+    answers += [b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", OK]
+    reply = await perform(http, "GET", {"url": f"http://127.0.0.1:{port}/"})
+    assert (head_of(reply)["status"], reply.body) == (200, b"ok")
+
+
+async def test_an_answer_to_half_a_request_ends_the_connection(http: HttpProvider) -> None:
+    answered, closed = asyncio.Event(), asyncio.Event()
+
+    async def talk(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await answered.wait()  # what the system does not take waits at the other side
+        with suppress(ConnectionError):
+            while await reader.read(1 << 20):
+                pass
+        closed.set()
+
+    async with talking(talk) as url, asyncio.timeout(WAIT_S):
+        assert (await perform(http, "POST", {"url": url}, bytes(32 << 20))).body == b"ok"
+        answered.set()
+        await closed.wait()
+        await http.close()
 
 
 async def test_nobody_listens_and_nobody_has_that_name(http: HttpProvider, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ class JsonRpcProvider(Provider):
             endpoint.url,
             [("Content-Type", "application/json"), ("Accept", "application/json"), *endpoint.headers],
             msgspec.json.encode(sent),
-            hosts=[_ANY_HOST],
+            hosts=(_ANY_HOST,),
             timeout_ms=endpoint.timeout_ms,
             redirects_max=0,
             max_bytes=endpoint.max_bytes,
