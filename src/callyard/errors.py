@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, final
 
 import msgspec
 
@@ -102,6 +102,7 @@ def may_retry(kind: ErrorKind, *, idempotent: bool, begun: bool = True) -> bool:
     return rule is Retried.IF_IDEMPOTENT and (idempotent or not begun)
 
 
+@final
 class CallFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Work that failed, as a value."""
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from callyard.dispatch.allowance import Allowance
-from callyard.dispatch.call import CURRENT
 from callyard.dispatch.dispatcher import Dispatcher
 from callyard.dispatch.events import ENDS, DispatchEvent
 from callyard.dispatch.fan_out import ToolCall
 from callyard.dispatch.outcomes import DispatchError, DispatchResult
+from callyard.dispatch.running import current_call
 from callyard.errors import ErrorKind, Outcome, ToolError, TransientError
 from callyard.functions.registry import Registry
 from callyard.policy.breaker import BreakerPolicy
@@ -95,7 +95,7 @@ class Crowd:
 
     async def _work(self, group: Any = None) -> None:
         """Some time, now and then more than there is; in `group` at most so many at once."""
-        call = CURRENT.get()
+        call = current_call()
         assert call is not None
         assert not call.ended
         self.begun[call.id] += 1
@@ -127,7 +127,7 @@ class Crowd:
         return 1
 
     async def charge(self, arguments: dict[str, Any]) -> int:
-        call = CURRENT.get()
+        call = current_call()
         assert call is not None
         ends = self.charges.setdefault((call.tenant, call.key or call.id), [])
         ends.append("under way")
@@ -153,7 +153,7 @@ class Crowd:
         raise self.rng.choice((ValueError("x"), ToolError("no"), SystemExit(1), MemoryError(), TimeoutError()))
 
     async def stubborn(self, arguments: dict[str, Any]) -> int:
-        call = CURRENT.get()
+        call = current_call()
         assert call is not None
         self.begun[call.id] += 1
         until = asyncio.get_running_loop().time() + self.rng.random()

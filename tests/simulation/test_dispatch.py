@@ -14,6 +14,7 @@ from callyard.dispatch.keyed import KeyedRuns
 from callyard.dispatch.lines import Line
 from callyard.dispatch.plan import AttemptPlan
 from callyard.dispatch.stores.memory import MemoryKeyStore
+from callyard.errors import CallFailure
 from callyard.policy.breaker import Allowed, Breaker, BreakerState
 from callyard.testing import Simulation, SimulationFailed, run_world
 from callyard.testing import simulate as command
@@ -111,12 +112,13 @@ def a_breaker_lets_two_probes_through(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_timeout_that_is_not_idempotent_is_retried(patch: pytest.MonkeyPatch) -> None:
-    init = AttemptPlan.__init__
+    next_wait_ms = AttemptPlan.next_wait_ms
 
-    def careless(self: AttemptPlan, *args: Any, **options: Any) -> None:
-        init(self, *args, **(options | {"idempotent": True}))
+    def careless(self: AttemptPlan, failure: CallFailure, tries: int, now_ms: int) -> int | None:
+        self.idempotent = True
+        return next_wait_ms(self, failure, tries, now_ms)
 
-    patch.setattr(AttemptPlan, "__init__", careless)
+    patch.setattr(AttemptPlan, "next_wait_ms", careless)
 
 
 def an_end_is_not_kept(patch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ class Admission:
         self.queued = 0
         self.slots = Line(slots)
         self.turns: Lines[object] = Lines(1)
+        self.lingering: dict[Call, None] = {}
+        """Calls whose callers have gone: they hold what they hold until their code has ended."""
         self._clock = clock
         self._breakers = breakers
         self._seats: dict[str, Line] = {}
@@ -43,7 +45,8 @@ class Admission:
 
     async def enter(self, call: Call) -> CallFailure | None:
         """Owner line, breaker, allowance, rate, seat, the tenant's share, slot."""
-        spec, clock = call.spec, self._clock
+        spec, clock, allowance = call.spec, self._clock, call.allowance
+        promises = spec.promises
         refusal: CallFailure | None
         if call.owner:
             turn = (call.tenant, call.owner)
@@ -53,13 +56,14 @@ class Admission:
                 return refusal
         if (refused := self._breakers.peek(spec.name)) is not None:
             return circuit_open(spec.name, refused.retry_after_ms)
-        if call.allowance is not None and (spent := call.allowance.spent(clock.now_ms())) is not None:
-            return budget_exceeded(spent)
-        if call.allowance is not None and call.allowance.ends_at_ms is not None:
-            call.plan.wall_at_ms = call.allowance.ends_at_ms
-        if spec.promises.rate is not None and (refusal := await self._wait_for_rate(call, spec.promises.rate)):
+        if allowance is not None:
+            if (spent := allowance.spent(clock.now_ms())) is not None:
+                return budget_exceeded(spent)
+            if allowance.ends_at_ms is not None:
+                call.plan.wall_at_ms = allowance.ends_at_ms
+        if promises.rate is not None and (refusal := await self._wait_for_rate(call, promises.rate)):
             return refusal
-        if spec.promises.max_concurrency is not None:
+        if promises.max_concurrency is not None:
             seat = self._seat(spec)
             is_free = is_inside_above(call, seat) or seat.try_enter(call)
             if not is_free and (refusal := await self._wait_in(call, seat, f"a seat of {spec.name}")):
@@ -162,16 +166,22 @@ class Admission:
         return max(0, min(limit_ms, last_ms) - now_ms - 1)
 
     def give_back(self, call: Call) -> None:
-        """All that a call holds, once: its lines and its version of the code. While runs that are nested in it go on
-        without it, they go back with the last of those."""
+        """All that a call holds, once: its lines and its version of the code. While its own code goes on without its
+        caller, or runs that are nested in it do, that goes back when those have ended."""
+        if call.lingering:
+            self.lingering[call] = None
+            return
+        if self.lingering:
+            self.lingering.pop(call, None)
         if call.adrift_below > 0:
             call.holds_on = True
             return
         if call.unpin is not None:
             call.unpin()
             call.unpin = None
-        for line in reversed(call.inside[:]):
-            line.leave(call)
+        inside = call.inside
+        while inside:
+            inside[-1].leave(call)
         if call.owner:
             self.turns.tidy((call.tenant, call.owner))
         if self._tenants is not None:

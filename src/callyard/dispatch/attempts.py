@@ -1,4 +1,4 @@
-"""The attempts of one call. Source: tool-dispatch D8, D12, D13, D28, D40, D46."""
+"""One call, from what it waits for to its last attempt. Source: tool-dispatch D8, D12, D13, D28, D40, D46."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from callyard.dispatch.admission import Admission
 from callyard.dispatch.breakers import Breakers
 from callyard.dispatch.call import Call
 from callyard.dispatch.handlers import Handlers
+from callyard.dispatch.plan import Limit
 from callyard.dispatch.refusals import SHUTTING_DOWN, budget_exceeded, circuit_open
 from callyard.dispatch.telling import Teller
 from callyard.errors import CallFailure, ErrorKind, Outcome
@@ -16,7 +17,7 @@ from callyard.functions.ports import CallOutcome
 
 
 class Attempts:
-    """Makes attempts until one succeeds, or none may follow."""
+    """Brings a call in, and makes attempts until one succeeds, or none may follow."""
 
     def __init__(
         self, clock: Timers, admission: Admission, breakers: Breakers, handlers: Handlers, teller: Teller
@@ -36,26 +37,31 @@ class Attempts:
         return call.stopping is None and not self._sealed
 
     async def run(self, call: Call) -> CallOutcome:
-        """Each attempt asks the breaker and takes one of the allowance; the call's verdict goes to the breaker."""
+        """Each attempt asks the breaker and takes one of the allowance; the call's verdict goes to the breaker, and
+        whatever it took goes back."""
         plan, clock, allowance = call.plan, self._clock, call.allowance
         last: CallOutcome | None = None
         end: CallOutcome | None = None
         try:
+            refusal = await self._admission.enter(call)
+            if refusal is not None:
+                return CallOutcome(None, refusal)
             while True:
                 now_ms = clock.now_ms()
-                refusal = self._refuse(call, now_ms)
-                if refusal is not None:
-                    if last is None or refusal.kind is ErrorKind.CANCELLED:
-                        last = CallOutcome(None, _fold(refusal, last))
+                limit = self._admit(call, now_ms)
+                if type(limit) is CallFailure:
+                    if last is None or limit.kind is ErrorKind.CANCELLED:
+                        last = CallOutcome(None, _fold(limit, last))
                     break
                 call.tries += 1
                 self._teller.attempt(call, now_ms)
                 begun = plan.attempts
                 try:
-                    outcome = await self._handlers.attempt(call, plan.limit(now_ms))
+                    outcome = await self._handlers.attempt(call, limit)
                 finally:
                     if plan.attempts > begun:
-                        call.mark_effect()
+                        if call.caller is not None:
+                            call.mark_effect()
                     elif allowance is not None:
                         allowance.give_back()  # it ended before it began
                 failure = outcome.failure
@@ -73,22 +79,27 @@ class Attempts:
             end = last
             return end
         finally:
-            self._breakers.conclude(call, end)
+            try:
+                self._breakers.conclude(call, end)
+            finally:
+                self._admission.give_back(call)
 
-    def _refuse(self, call: Call, now_ms: int) -> CallFailure | None:
-        """Why no attempt begins now. After one that failed its error is the call's, unless this is a cancellation."""
+    def _admit(self, call: Call, now_ms: int) -> Limit | CallFailure:
+        """The limit of an attempt that begins now, or why none does. After one that failed its error is the call's,
+        unless this is a cancellation."""
         if call.stopping is not None:
             return call.stopped()
         if self._sealed and call.tries > 0:
             return SHUTTING_DOWN
-        if not call.plan.has_time(now_ms):
+        limit = call.plan.limit(now_ms)
+        if limit is None:
             return self._admission.waited_too_long(call, "its start")
         refused = self._breakers.ask(call, now_ms)
         if refused is not None:
             return circuit_open(call.spec.name, refused.retry_after_ms)
         if call.allowance is not None and not call.allowance.take(now_ms):
             return budget_exceeded(call.allowance.spent(now_ms) or "calls")
-        return None
+        return limit
 
 
 def _fold(failure: CallFailure, last: CallOutcome | None) -> CallFailure:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from callyard.clock import Timers
 from callyard.dispatch.call import Call
 from callyard.dispatch.telling import Teller
 from callyard.functions.ports import CallOutcome
 from callyard.policy.breaker import Allowed, Breaker, BreakerPolicy, BreakerState, Refused, is_failure
+
+_CLOSED: Final = BreakerState.CLOSED
 
 
 class Breakers:
@@ -31,7 +35,7 @@ class Breakers:
     def peek(self, tool: str) -> Refused | None:
         """Whether a call would be refused now."""
         breaker = self._breakers.get(tool)
-        if breaker is None or breaker.state is BreakerState.CLOSED:
+        if breaker is None or breaker.state is _CLOSED:
             return None
         return breaker.peek(self._clock.now_ms())
 
@@ -41,7 +45,7 @@ class Breakers:
         if breaker is None:
             return None
         answer = breaker.ask(now_ms, call.admission)
-        if isinstance(answer, Refused):
+        if type(answer) is Refused:
             return answer
         call.admission = answer
         if answer.entered is not None:
@@ -55,7 +59,7 @@ class Breakers:
         if held is None:
             return
         breaker = self._breakers[call.spec.name]
-        if breaker.state is BreakerState.CLOSED and (end is None or end.failure is None):
+        if breaker.state is _CLOSED and (end is None or end.failure is None):
             return
         entered = _judge(breaker, held, self._clock.now_ms(), end)
         if entered is not None:

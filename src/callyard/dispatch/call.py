@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextvars import Context, ContextVar
+from contextvars import Context
 from typing import Final
 
 from callyard.clock import Timers
@@ -21,90 +21,126 @@ ProgressCallback = Callable[[float, float | None, str], None]
 """Called with done, total (None: unknown) and a message."""
 
 
+NOBODY: Final = CallId("")
 _NOT_CHECKED: Final = CheckedArguments(b"{}")
+_DEFAULT_TENANT: Final = Tenant("default")
+_NO_OWNER: Final = Owner("")
+_NO_TEXTS: Final[Mapping[str, str]] = {}
 
 
 class Alarm:
     """Something to wait for: to be woken, or an instant. One waits at a time."""
 
-    _waiter: asyncio.Future[None] | None = None
+    __slots__ = ("timers", "waiter")
 
     def __init__(self, timers: Timers) -> None:
-        self._timers = timers
+        self.timers = timers
+        self.waiter: asyncio.Future[None] | None = None
 
     def wake(self, _source: object = None) -> None:
         """Whoever pauses looks again. The argument is the task or future that calls back."""
-        waiter = self._waiter
+        waiter = self.waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     async def pause(self, until_ms: int = NEVER) -> None:
         """Until somebody wakes it, or the instant: whoever pauses looks again, and pauses again."""
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
-        timer = self._timers.call_at(until_ms, self.wake) if until_ms < NEVER else None
+        waiter = self.waiter = asyncio.get_running_loop().create_future()
+        timer = self.timers.call_at(until_ms, self.wake) if until_ms < NEVER else None
         try:
             await waiter
         finally:
-            self._waiter = None
+            self.waiter = None
             if timer is not None:
                 timer.cancel()
 
 
 class Call(Alarm, Party):
-    """Everything about one dispatch that outlives a step of it. What few calls have is a default of the class."""
+    """Everything about one dispatch that outlives a step of it."""
+
+    __slots__ = (
+        "admission",
+        "adrift",
+        "adrift_below",
+        "allowance",
+        "asked_timeout_ms",
+        "caller",
+        "caller_id",
+        "checked",
+        "context",
+        "ended",
+        "enforced",
+        "holds_on",
+        "id",
+        "inside",
+        "key",
+        "lingering",
+        "on_progress",
+        "on_stop",
+        "owner",
+        "parent",
+        "plan",
+        "spec",
+        "started_ms",
+        "stopping",
+        "tags",
+        "tenant",
+        "trace",
+        "tries",
+        "unpin",
+    )
 
     plan: AttemptPlan
-    checked: CheckedArguments = _NOT_CHECKED
-    tenant: Tenant = Tenant("default")
-    owner: Owner = Owner("")
-    key: str = ""
-    asked_timeout_ms: int | None = None
-    """What the caller gave, not the tool's own."""
-    tags: Mapping[str, str] = {}
-    trace: Mapping[str, str] = {}
-    """W3C trace context: `traceparent`, `tracestate`."""
-    allowance: Allowance | None = None
-    on_progress: ProgressCallback | None = None
-    tries: int = 0
-    """Attempts that were started; those of an executor may have been refused before they began."""
-    unpin: Callable[[], None] | None = None
-    """Lets go of the version of the code that its attempts run."""
-    admission: Allowed | None = None
-    """What the tool's breaker gave it."""
-    stopping: ErrorKind | None = None
-    on_stop: Callable[[], None] | None = None
-    """Asks whoever runs the attempt elsewhere to stop it."""
-    ended: bool = False
-    adrift: bool = False
-    """Its caller has gone, and its run goes on for its key."""
-    adrift_below: int = 0
-    """Such runs among those nested in it, however deep: they share its places, which it keeps until they have ended."""
-    holds_on: bool = False
-    """It has ended, and keeps its places for them."""
-    enforced: bool = True
-    """False: it runs in a thread, which no limit can stop."""
-    lingering: bool = False
-    """It was answered, and holds what it holds until its code has ended."""
-    context: Context | None = None
-    """Its caller's, where it runs in another task than its caller's."""
 
     def __init__(self, call_id: CallId, spec: FunctionSpec, timers: Timers, parent: Call | None) -> None:
         self.parent = parent
         self.inside = []
-        self._timers = timers
+        self.timers = timers
+        self.waiter = None
         self.id = call_id
         self.caller = parent
         """The call whose handler dispatched it."""
+        self.caller_id = NOBODY if parent is None else parent.id
         self.spec = spec
         self.started_ms = timers.now_ms()
+        self.checked = _NOT_CHECKED
+        self.tenant = _DEFAULT_TENANT
+        self.owner = _NO_OWNER
+        self.key = ""
+        self.asked_timeout_ms: int | None = None
+        """What the caller gave, not the tool's own."""
+        self.tags: Mapping[str, str] = _NO_TEXTS
+        self.trace: Mapping[str, str] = _NO_TEXTS
+        """W3C trace context: `traceparent`, `tracestate`."""
+        self.allowance: Allowance | None = None
+        self.on_progress: ProgressCallback | None = None
+        self.tries = 0
+        """Attempts that were started; those of an executor may have been refused before they began."""
+        self.unpin: Callable[[], None] | None = None
+        """Lets go of the version of the code that its attempts run."""
+        self.admission: Allowed | None = None
+        """What the tool's breaker gave it."""
+        self.stopping: ErrorKind | None = None
+        self.on_stop: Callable[[], None] | None = None
+        """Asks whoever runs the attempt elsewhere to stop it."""
+        self.ended = False
+        self.adrift = False
+        """Its caller has gone, and its run goes on for its key."""
+        self.adrift_below = 0
+        """Such runs among those nested in it, however deep: they share its places, which it keeps until they have
+        ended."""
+        self.holds_on = False
+        """It has ended, and keeps its places for them."""
+        self.enforced = True
+        """False: it runs in a thread, which no limit can stop."""
+        self.lingering = False
+        """It was answered, and holds what it holds until its code has ended."""
+        self.context: Context | None = None
+        """Its caller's, where it runs in another task than its caller's. Each attempt has a copy."""
 
     @property
     def has_begun(self) -> bool:
         return self.plan.attempts > 0
-
-    def new_context(self) -> Context | None:
-        """A copy for one attempt; None: the present one's."""
-        return None if self.context is None else self.context.copy()
 
     def deadline_remaining_ms(self, now_ms: int) -> int | None:
         at_ms = self.plan.deadline_at_ms
@@ -134,7 +170,3 @@ class Call(Alarm, Party):
         cancelled = self.stopping is ErrorKind.CANCELLED
         message = "cancelled before it ran" if cancelled else "shutting down: it did not run"
         return fail(self.stopping, message, outcome=Outcome.NOT_RUN)
-
-
-CURRENT: Final[ContextVar[Call | None]] = ContextVar("callyard_call", default=None)
-"""The call whose handler runs here."""

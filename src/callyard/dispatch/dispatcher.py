@@ -9,7 +9,7 @@
         done = await dispatcher.dispatch("search", {"query": "ferries"})
         print(done.value if done.ok else done.error.kind)
 
-The steps of a call stand in `_prepare`, `_enter` and `_attempts`, in their order (D8).
+The steps of a call stand in `Dispatcher.dispatch`, `Attempts.run` and `Admission.enter`, in their order (D8).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -30,7 +31,7 @@ from callyard.dispatch.admission import Admission
 from callyard.dispatch.allowance import Allowance
 from callyard.dispatch.attempts import Attempts
 from callyard.dispatch.breakers import Breakers
-from callyard.dispatch.call import CURRENT, Call, ProgressCallback
+from callyard.dispatch.call import Call, ProgressCallback
 from callyard.dispatch.config import DispatcherConfig
 from callyard.dispatch.events import Subscriber
 from callyard.dispatch.fan_out import ToolCall, gather_bounded
@@ -43,6 +44,7 @@ from callyard.dispatch.outcomes import DispatchError, DispatchResult, Ok
 from callyard.dispatch.plan import NEVER, AttemptPlan
 from callyard.dispatch.policies import Policy, ask_policy
 from callyard.dispatch.refusals import SHUTTING_DOWN, deadline_passed, unavailable
+from callyard.dispatch.running import current_call
 from callyard.dispatch.stores import open_key_store
 from callyard.dispatch.stores.memory import MemoryKeyStore
 from callyard.dispatch.stores.port import KeyEnd, KeyScope, KeyStore
@@ -117,12 +119,11 @@ class Dispatcher:
         keys = open_key_store(store)
         if keys is None:  # an empty one is false
             keys = MemoryKeyStore(now_ms=clock.now_ms)
-        self._keyed = KeyedRuns(config, clock, keys, self._admission, self._run, self._on_idle)
+        self._keyed = KeyedRuns(config, clock, keys, self._admission, self._attempts.run, self._on_idle)
         self._calls: dict[CallId, Call] = {}
-        self._lingering: dict[Call, None] = {}
-        """Answered calls that hold what they hold until their code has ended."""
-        self._number = 0
-        self._prefix = f"{self._rng.getrandbits(40):010x}"
+        prefix = f"{self._rng.getrandbits(40):010x}"
+        self.next_id = (CallId(f"{prefix}-{number}") for number in count(1)).__next__
+        """A name of our own for a call."""
         self._sealed = False
         self._idle = asyncio.Event()
         """Set when a call or a key's run was the last one under way."""
@@ -172,7 +173,7 @@ class Dispatcher:
 
     @property
     def _is_idle(self) -> bool:
-        return not (self._calls or self._keyed.flights or self._lingering)
+        return not (self._calls or self._keyed.flights or self._admission.lingering)
 
     def _on_idle(self) -> None:
         if self._is_idle:
@@ -211,7 +212,7 @@ class Dispatcher:
         Cancelling the caller raises CancelledError at once. Raises UsageError for an option out of range.
         Source: tool-dispatch D7-D9, D11, D13, D14, D44.
         """
-        parent = CURRENT.get()
+        parent = current_call()
         if parent is not None:
             tenant = parent.tenant  # that of the call it belongs to, whatever the handler says (D14, D44)
             if parent.ended:
@@ -224,12 +225,13 @@ class Dispatcher:
         trace = None if trace is None else check_texts("trace", trace)
         named = self.next_id() if call_id is None else self._check_id(call_id)
         spec = self._find(name, parent)
-        if isinstance(spec, CallFailure):
+        if type(spec) is CallFailure:
             tool = _show_name(name)
             self._teller.rejected(named, tool, Tenant(tenant), Owner(owner or ""), parent, spec)
             return DispatchError(named, spec)
         call = self._open_call(named, spec, parent, timeout_ms, deadline_ms, allowance)
-        call.tenant = Tenant(tenant)
+        if tenant != call.tenant:
+            call.tenant = Tenant(tenant)
         if owner is not None:
             call.owner = Owner(owner)
         call.key = key
@@ -247,7 +249,7 @@ class Dispatcher:
                 return self._conclude(call, CallOutcome(None, refusal))
             if call.key:
                 return self._conclude_by(call, await self._keyed.answer(call))
-            return self._conclude(call, await self._run(call))
+            return self._conclude(call, await self._attempts.run(call))
         except asyncio.CancelledError:
             begun = Outcome.UNKNOWN if call.tries > 0 else Outcome.NOT_RUN
             failure = fail(ErrorKind.CANCELLED, "its caller was cancelled", outcome=begun)
@@ -358,10 +360,10 @@ class Dispatcher:
         call.plan = AttemptPlan(
             promises.retry or config.retry,
             self._rng,
-            idempotent=promises.idempotent,
-            timeout_ms=timeout_ms or promises.timeout_ms or config.timeout_ms,
-            deadline_at_ms=deadline_at_ms,
-            attempt_min_ms=config.attempt_min_ms,
+            promises.idempotent,
+            timeout_ms or promises.timeout_ms or config.timeout_ms,
+            config.attempt_min_ms,
+            deadline_at_ms,
         )
         self._calls[call_id] = call
         return call
@@ -380,7 +382,7 @@ class Dispatcher:
         try:
             if type(args) is not dict:
                 args = {} if args is None else _plain(args)
-            call.checked = call.spec.check(args, repair=repair)
+            call.checked = call.spec.checker.check(args, repair=repair)
         except ArgumentsMisfit as misfit:
             self._teller.start(call, b"")
             return fail(ErrorKind.SCHEMA, misfit.message, **misfit.details)
@@ -411,23 +413,9 @@ class Dispatcher:
             asking.cancel()
         return asking.result()
 
-    async def _run(self, call: Call) -> CallOutcome:
-        """What a call waits for, and its attempts; whatever it took goes back."""
-        try:
-            refusal = await self._admission.enter(call)
-            if refusal is not None:
-                return CallOutcome(None, refusal)
-            return await self._attempts.run(call)
-        finally:
-            if call.lingering:
-                self._lingering[call] = None
-            else:
-                self._admission.give_back(call)
-
     def _let_go(self, call: Call) -> None:
         """The code of a call whose caller has gone has ended, or is a straggler."""
         self._admission.give_back(call)
-        self._lingering.pop(call, None)
         if self._sealed:
             self._on_idle()
 
@@ -438,7 +426,7 @@ class Dispatcher:
         if outcome.failure is None:
             assert outcome.output is not None
             self._teller.end(call, None, attempts)
-            return Ok(call.id, outcome.output, attempts, enforced=call.enforced, repairs=call.checked.repairs)
+            return Ok(call.id, outcome.output, attempts, False, call.enforced, call.checked.repairs)
         failure = finish(call, outcome.failure)
         self._teller.end(call, failure, attempts)
         return DispatchError(call.id, failure, enforced=call.enforced, repairs=call.checked.repairs)
@@ -459,10 +447,6 @@ class Dispatcher:
         if deduplicated:  # what one caller does to its details no other caller sees (D20)
             failure = msgspec.structs.replace(failure, details=copy.deepcopy(dict(failure.details)))
         return DispatchError(end.call_id, failure, deduplicated, enforced, repairs)
-
-    def next_id(self) -> CallId:
-        self._number += 1
-        return CallId(f"{self._prefix}-{self._number}")
 
 
 def _plain(args: Mapping[str, Any] | bytes) -> Mapping[str, Any] | bytes:

@@ -12,7 +12,8 @@ import contextvars
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import types
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
 from types import CoroutineType
 from typing import Any, Final
@@ -20,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from callyard.clock import Timers
-from callyard.dispatch.call import CURRENT, Call
+from callyard.dispatch.call import Call
 from callyard.dispatch.plan import Limit
 from callyard.dispatch.refusals import budget_exceeded, deadline_passed, unavailable
 from callyard.dispatch.running import Running
@@ -114,34 +115,34 @@ class Handlers:
             return _at_once(_failed(fail(ErrorKind.SCHEMA, message, attempts=call.plan.attempts)))
         if not handler.is_async:
             call.enforced = False
-        work = self._teller.within(call, partial(handler.target, *args, **kwargs))
+        target = handler.target if self._teller.tracing is None else self._teller.within(call, handler.target)
         if not handler.in_thread:
-            return self._inline(call, limit, work)
+            return self._inline(call, limit, target, args, kwargs)
         if len(self.stragglers) >= STRAGGLERS_MAX:
             message = f"{len(self.stragglers)} calls that were answered still run: no thread is left for another"
             return _at_once(_failed(unavailable(message)))
-        return self._in_thread(call, limit, work)
+        return self._in_thread(call, limit, target, args, kwargs)
 
     # --- in this loop ---------------------------------------------------------------------------------------------
 
-    async def _inline(self, call: Call, limit: Limit, work: Callable[[], Any], *, begun: bool = False) -> CallOutcome:
+    async def _inline(
+        self,
+        call: Call,
+        limit: Limit,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        begun: bool = False,
+    ) -> CallOutcome:
         """`begun`: a part of it has run elsewhere."""
-        state = Running(call, self._timers)
-        state.begun = begun
-        task = _start(_contain(call, state, work), call.new_context())
-        timers = self._timers
+        state = Running(call, call.plan.attempts + 1, asyncio.get_running_loop(), begun)
+        context = None if call.context is None else call.context.copy()
+        task = _start(_contain(state, target, args, kwargs), loop=state.loop, context=context)
         try:
-            if not task.done():
-                await call.pause(limit.at_ms)  # the code's last act is to wake the call
-            while not task.done() and call.stopping is None and timers.now_ms() < limit.at_ms:
-                await call.pause(limit.at_ms)
-            if not task.done():
-                state.told_to_stop = True
-                task.add_done_callback(call.wake)  # it may never begin
-                task.cancel()
-                grace_at_ms = timers.now_ms() + self._grace_ms
-                while not task.done() and timers.now_ms() < grace_at_ms:
-                    await call.pause(grace_at_ms)
+            if not _IS_EAGER:
+                await _let_begin()
+            if not task.done():  # most code ends in its first step, and needs no timer
+                await self._wait_inline(call, limit, state, task)
         except asyncio.CancelledError:
             state.told_to_stop = state.over = True
             if not task.done():
@@ -151,16 +152,29 @@ class Handlers:
                 task.exception()  # a KeyboardInterrupt, which the loop has raised already
             call.plan.attempts += state.begun
             raise
+        if state.begun:
+            call.plan.attempts += 1
         if not task.done():
             state.over = True
             self._watch(call, task, "inline")
-        if state.begun:
-            call.plan.attempts += 1
-        if task.done() and not task.cancelled():
+        elif not task.cancelled():
             value = task.result()
             if not state.told_to_stop:  # what a handler makes of its cancellation is not its result
                 return self._end(call, value)
         return _failed(self._late(call, limit, begun=state.begun))
+
+    async def _wait_inline(self, call: Call, limit: Limit, state: Running, task: asyncio.Task[Any]) -> None:
+        """Until the code has ended; at its limit it is told to stop, and waited for no longer than the grace."""
+        timers = self._timers
+        while not task.done() and call.stopping is None and timers.now_ms() < limit.at_ms:
+            await call.pause(limit.at_ms)  # the code's last act is to wake the call
+        if not task.done():
+            state.told_to_stop = True
+            task.add_done_callback(call.wake)  # it may never begin
+            task.cancel()
+            grace_at_ms = timers.now_ms() + self._grace_ms
+            while not task.done() and timers.now_ms() < grace_at_ms:
+                await call.pause(grace_at_ms)
 
     def _linger(self, call: Call, running: asyncio.Future[Any], isolation: str) -> None:
         """The caller was cancelled and waits no more. What the call holds goes back when its code has ended, or after
@@ -190,14 +204,14 @@ class Handlers:
 
     # --- in a thread ----------------------------------------------------------------------------------------------
 
-    async def _in_thread(self, call: Call, limit: Limit, work: Callable[[], Any]) -> CallOutcome:
+    async def _in_thread(
+        self, call: Call, limit: Limit, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallOutcome:
         self._warn_once(call)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
-        state = Running(call, self._timers)
-        context = call.new_context()
-        if context is None:  # an empty one is false
-            context = contextvars.copy_context()
+        state = Running(call, call.plan.attempts + 1, loop)
+        context = contextvars.copy_context() if call.context is None else call.context.copy()
 
         def finish(value: Any) -> None:
             state.over = True
@@ -206,7 +220,7 @@ class Handlers:
 
         def in_thread() -> None:
             state.begun = True
-            value = context.run(_contained, call, state, work)
+            value = context.run(_contained, state, target, args, kwargs)
             try:
                 loop.call_soon_threadsafe(finish, value)
             except RuntimeError:  # the loop is closed: nobody waits
@@ -234,7 +248,7 @@ class Handlers:
             return _failed(self._late(call, limit, begun=True, enforced=False))
         value = done.result()
         if inspect.isawaitable(value):  # a plain `def` that returned a coroutine: the rest of it belongs to the loop
-            return await self._inline(call, limit, lambda: value, begun=True)
+            return await self._inline(call, limit, lambda: value, (), {}, begun=True)
         call.plan.attempts += 1
         return self._end(call, value)
 
@@ -262,7 +276,7 @@ class Handlers:
                 return _failed(fail(ErrorKind.UNAVAILABLE, str(error)))
         spec = call.spec
         request_id = RequestId(f"{call.id}#{call.tries}")
-        state = Running(call, timers)
+        state = Running(call, plan.attempts + 1, asyncio.get_running_loop())
         reasons: list[CancelReason] = []
 
         def cancel(reason: CancelReason) -> None:
@@ -411,30 +425,30 @@ def _failed(failure: CallFailure) -> CallOutcome:
     return CallOutcome(None, failure)
 
 
+_start: Callable[..., asyncio.Task[Any]] = asyncio.Task
+_IS_EAGER: Final = sys.version_info >= (3, 12)
+"""The first step runs at the start: code that never waits costs no turn of the loop."""
 if sys.version_info >= (3, 12):
+    _start = partial(asyncio.Task, eager_start=True)
 
-    def _start(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> asyncio.Task[Any]:
-        """Its first step runs here and now: code that never waits costs no turn of the loop."""
-        return asyncio.Task(work, loop=asyncio.get_running_loop(), context=context, eager_start=True)
 
-else:
-
-    def _start(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> asyncio.Task[Any]:
-        return asyncio.get_running_loop().create_task(work, context=context)
+@types.coroutine
+def _let_begin() -> Generator[None]:
+    """Behind what the loop was given before: one step of each task that was just created."""
+    yield
 
 
 async def _at_once(outcome: CallOutcome) -> CallOutcome:
     return outcome
 
 
-async def _contain(call: Call, state: Running, work: Callable[[], Any]) -> Any:
+async def _contain(state: Running, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a handler to its end, its exceptions as values. Only a KeyboardInterrupt, and the cancellation that it was
     told, pass."""
     state.begun = True
-    CURRENT.set(call)
     RUNNING.set(state)
     try:
-        value = work()
+        value = target(*args, **kwargs)
         return await value if type(value) is CoroutineType or inspect.isawaitable(value) else value
     except asyncio.CancelledError as error:
         if state.told_to_stop:
@@ -446,14 +460,14 @@ async def _contain(call: Call, state: Running, work: Callable[[], Any]) -> Any:
         return Raised(error)
     finally:
         state.over = True
-        call.wake()
+        if state.call.waiter is not None:
+            state.call.wake()
 
 
-def _contained(call: Call, state: Running, work: Callable[[], Any]) -> Any:
+def _contained(state: Running, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As `_contain`, in a thread: an interrupt of the keyboard never comes here by itself."""
-    CURRENT.set(call)
     RUNNING.set(state)
     try:
-        return work()
+        return target(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - contained (D24)
         return Raised(error)

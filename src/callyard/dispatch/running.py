@@ -8,9 +8,8 @@ from typing import Final
 
 import msgspec
 
-from callyard.clock import Timers
 from callyard.dispatch.call import Call
-from callyard.functions.current import CallInfo
+from callyard.functions.current import RUNNING, CallInfo
 from callyard.functions.ports import CallEventKind, CallEventPayload
 
 _log: Final = logging.getLogger("callyard.dispatch")
@@ -27,42 +26,39 @@ class _Progress(msgspec.Struct):
 _PROGRESS: Final = msgspec.json.Decoder(_Progress)
 
 
-class Running:
+class Running(msgspec.Struct, eq=False):
     """What an attempt and the task or thread that runs its code share. Satisfies `RunningCall`."""
 
-    __slots__ = ("_attempt", "_call", "_loop", "_timers", "begun", "over", "told_to_stop")
-
-    def __init__(self, call: Call, timers: Timers) -> None:
-        self.begun = False
-        self.told_to_stop = False
-        self.over = False
-        """It was answered, or its code has ended: nothing more is told of it."""
-        self._call = call
-        self._attempt = call.plan.attempts + 1
-        self._timers = timers
-        self._loop = asyncio.get_running_loop()
+    call: Call
+    number: int
+    """Of the attempt, from 1."""
+    loop: asyncio.AbstractEventLoop
+    begun: bool = False
+    told_to_stop: bool = False
+    over: bool = False
+    """It was answered, or its code has ended: nothing more is told of it."""
 
     def call_info(self) -> CallInfo:
-        call = self._call
+        call = self.call
         return CallInfo(
             call.id,
-            self._attempt,
+            self.number,
             call.owner,
             call.tenant,
             call.tags,
             call.key,
-            call.deadline_remaining_ms(self._timers.now_ms()),
+            call.deadline_remaining_ms(call.timers.now_ms()),
         )
 
     def progress(self, done: float, total: float | None, message: str) -> None:
         """From any thread; told in the loop's own, before what the attempt ends with."""
-        if self._call.on_progress is None or self.over:
+        if self.call.on_progress is None or self.over:
             return
-        if asyncio._get_running_loop() is self._loop:
+        if asyncio._get_running_loop() is self.loop:
             self._tell(done, total, message)
         else:
             try:
-                self._loop.call_soon_threadsafe(self._tell, done, total, message)
+                self.loop.call_soon_threadsafe(self._tell, done, total, message)
             except RuntimeError:  # the loop is closed: nobody listens
                 return
 
@@ -77,10 +73,16 @@ class Running:
         self._tell(told.done, told.total, told.message)
 
     def _tell(self, done: float, total: float | None, message: str) -> None:
-        tell = self._call.on_progress
+        tell = self.call.on_progress
         if tell is None or self.over:
             return
         try:
             tell(done, total, message)
         except Exception:  # noqa: BLE001 - the listener's fault, which is no fault of the tool's (D29)
-            _log.exception("on_progress of call %s failed", self._call.id)
+            _log.exception("on_progress of call %s failed", self.call.id)
+
+
+def current_call() -> Call | None:
+    """The call whose handler runs here."""
+    running = RUNNING.get()
+    return running.call if type(running) is Running else None

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from callyard.clock import Timers
-from callyard.dispatch.call import Call
+from callyard.dispatch.call import NOBODY, Call
 from callyard.dispatch.events import DispatchEvent, EventHub, EventName, Subscriber, Tracing, Unsubscribe
 from callyard.errors import CallFailure, Outcome
 from callyard.functions.ports import SubcallEvent
@@ -21,9 +21,6 @@ _CIRCUIT_EVENTS: Final[Mapping[BreakerState, EventName]] = {
     BreakerState.HALF_OPEN: "circuit.half_open",
     BreakerState.CLOSED: "circuit.closed",
 }
-
-
-NOBODY: Final = CallId("")
 
 
 class Teller:
@@ -47,10 +44,10 @@ class Teller:
 
         return unsubscribe_tracing
 
-    def within(self, call: Call, work: Callable[[], Any]) -> Callable[[], Any]:
-        """`work`, inside the call's span."""
+    def within(self, call: Call, target: Callable[..., Any]) -> Callable[..., Any]:
+        """`target`, inside the call's span."""
         tracing = self.tracing
-        return work if tracing is None else partial(_enter, tracing, call.id, work)
+        return target if tracing is None else partial(_enter, tracing, call.id, target)
 
     def carrier(self, call: Call) -> dict[str, str]:
         """What the caller gave; else that of the call's span."""
@@ -60,23 +57,36 @@ class Teller:
 
     def start(self, call: Call, arguments: bytes) -> None:
         if self.hub.wanted:
-            self._tell(call, "dispatch.start", call.started_ms, 0, 0, None, False, arguments)
+            told = DispatchEvent(
+                "dispatch.start",
+                call.started_ms,
+                call.spec.name,
+                call.id,
+                call.tenant,
+                call.owner,
+                call.caller_id,
+                arguments=arguments,
+            )
+            self.hub.emit(told)
 
     def attempt(self, call: Call, now_ms: int) -> None:
         if self.hub.wanted:
-            self._tell(call, "dispatch.attempt", now_ms, call.tries, now_ms - call.started_ms)
+            self.hub.emit(_at(call, "dispatch.attempt", now_ms, call.tries, now_ms - call.started_ms))
 
     def retry(self, call: Call, failure: CallFailure, wait_ms: int) -> None:
         if self.hub.wanted:
-            self._tell(call, "dispatch.retry", self._clock.now_ms(), call.tries + 1, wait_ms, failure)
+            told = _at(call, "dispatch.retry", self._clock.now_ms(), call.tries + 1, wait_ms)
+            self.hub.emit(_with_failure(told, failure))
 
     def end(self, call: Call, failure: CallFailure | None, attempts: int, *, deduplicated: bool = False) -> None:
         if self.hub.wanted:
-            name: EventName = "dispatch.success" if failure is None else "dispatch.error"
-            if deduplicated:
-                name = "dispatch.deduplicated"
             now_ms = self._clock.now_ms()
-            self._tell(call, name, now_ms, attempts, now_ms - call.started_ms, failure, deduplicated)
+            told = _at(call, "dispatch.success", now_ms, attempts, now_ms - call.started_ms)
+            if failure is not None:
+                told = _with_failure(told, failure, name="dispatch.error")
+            if deduplicated:
+                told = msgspec.structs.replace(told, name="dispatch.deduplicated", deduplicated=True)
+            self.hub.emit(told)
 
     def hear_subcalls(self, call: Call, request_id: RequestId) -> Callable[[SubcallEvent], None] | None:
         """Who tells of the calls that an attempt makes in its executor, as children of their call (D48); None: nobody
@@ -106,11 +116,8 @@ class Teller:
             duration_ms = now_ms - started_ms.pop(path, now_ms)
             ended = msgspec.structs.replace(told, name="dispatch.success", attempt=1, duration_ms=duration_ms)
             if failure is not None:
-                kind, outcome, message = failure.kind, failure.outcome, failure.message
-                attempt = int(outcome is not Outcome.NOT_RUN)
-                ended = msgspec.structs.replace(
-                    ended, name="dispatch.error", attempt=attempt, kind=kind, outcome=outcome, message=message
-                )
+                attempt = int(failure.outcome is not Outcome.NOT_RUN)
+                ended = _with_failure(ended, failure, name="dispatch.error", attempt=attempt)
             self.hub.emit(ended)
 
         return hear
@@ -124,46 +131,24 @@ class Teller:
         above = NOBODY if parent is None else parent.id
         told = DispatchEvent("dispatch.start", self._clock.now_ms(), tool, call_id, tenant, owner, above)
         self.hub.emit(told)
-        replace = msgspec.structs.replace
-        kind, outcome, message = failure.kind, failure.outcome, failure.message
-        self.hub.emit(replace(told, name="dispatch.error", kind=kind, outcome=outcome, message=message))
+        self.hub.emit(_with_failure(told, failure, name="dispatch.error"))
 
     def circuit(self, tool: str, entered: BreakerState) -> None:
         if self.hub.wanted:
             self.hub.emit(DispatchEvent(_CIRCUIT_EVENTS[entered], self._clock.now_ms(), tool))
 
-    def _tell(
-        self,
-        call: Call,
-        name: EventName,
-        now_ms: int,
-        attempt: int,
-        duration_ms: int,
-        failure: CallFailure | None = None,
-        deduplicated: bool = False,
-        arguments: bytes = b"",
-    ) -> None:
-        """Everything by position: this runs several times for every call."""
-        above = call.caller
-        told = DispatchEvent(
-            name,
-            now_ms,
-            call.spec.name,
-            call.id,
-            call.tenant,
-            call.owner,
-            NOBODY if above is None else above.id,
-            attempt,
-            duration_ms,
-            None if failure is None else failure.kind,
-            None if failure is None else failure.outcome,
-            "" if failure is None else failure.message,
-            deduplicated,
-            arguments,
-        )
-        self.hub.emit(told)
+
+def _at(call: Call, name: EventName, at_ms: int, attempt: int, duration_ms: int) -> DispatchEvent:
+    return DispatchEvent(
+        name, at_ms, call.spec.name, call.id, call.tenant, call.owner, call.caller_id, attempt, duration_ms
+    )
 
 
-def _enter(tracing: Tracing, call_id: CallId, work: Callable[[], Any]) -> Any:
+def _with_failure(told: DispatchEvent, failure: CallFailure, **fields: Any) -> DispatchEvent:
+    kind, outcome, message = failure.kind, failure.outcome, failure.message
+    return msgspec.structs.replace(told, kind=kind, outcome=outcome, message=message, **fields)
+
+
+def _enter(tracing: Tracing, call_id: CallId, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     tracing.enter(call_id)
-    return work()
+    return target(*args, **kwargs)

@@ -125,8 +125,17 @@ class Checker:
 
     def check(self, args: bytes | Mapping[str, Any], *, repair: bool = False) -> CheckedArguments:
         """Raises `ArgumentsMisfit` with every error."""
-        if type(args) is dict and self._bind_sure is not None and (sure := self._check_sure(args)) is not None:
-            return sure
+        if type(args) is dict and (bind_sure := self._bind_sure) is not None:
+            for name, value in args.items():
+                if type(name) is not str or type(value) not in _PLAIN:
+                    break
+            else:  # most calls have a few plain values, that fit: else look closer
+                try:
+                    raw = _ENCODE(args)
+                    if len(raw) <= _SURE_BYTES_MAX:
+                        return CheckedArguments(raw, (), bind_sure(raw))
+                except ValueError:  # pydantic's and msgspec's errors, and text that UTF-8 cannot hold
+                    pass
         raw = args if type(args) is bytes else encode_arguments(args) if type(args) is dict else _to_raw(args)
         if len(raw) > ARGUMENTS_LEVELS_MAX:
             check_bounds(raw)
@@ -145,20 +154,6 @@ class Checker:
         if self._invocable is not None:
             return CheckedArguments(repaired, repairs, self._invocable.bind(repaired))
         return self._filter(repaired, repairs)
-
-    def _check_sure(self, args: dict[str, Any]) -> CheckedArguments | None:
-        """Most calls have a few plain values, that fit. None: look closer."""
-        for name, value in args.items():
-            if type(name) is not str or type(value) not in _PLAIN:
-                return None
-        try:
-            raw = _ENCODE(args)
-            if len(raw) > _SURE_BYTES_MAX:
-                return None
-            assert self._bind_sure is not None
-            return CheckedArguments(raw, (), self._bind_sure(raw))
-        except ValueError:  # pydantic's and msgspec's errors, and text that UTF-8 cannot hold
-            return None
 
     def _filter(self, raw: bytes, repairs: tuple[Repair, ...]) -> CheckedArguments:
         value = decode_json(raw)

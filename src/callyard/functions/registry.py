@@ -137,14 +137,14 @@ class FunctionSpec(msgspec.Struct, frozen=True, dict=True):
         `repair`: make what nearly fits fit (D5). Runs no code of the user's. Raises `ArgumentsMisfit`, with every
         error; for some functions the last word comes at the attempt (`checking`).
         """
-        return self._checker.check(args, repair=repair)
+        return self.checker.check(args, repair=repair)
 
     def check_result(self, output: bytes) -> None:
         """Raises `ResultMisfit` for a result that is too large, or breaks the output schema (D26)."""
         check_result(self._result_schema, output, self.result_bytes_max)
 
     @functools.cached_property
-    def _checker(self) -> Checker:
+    def checker(self) -> Checker:
         return Checker(schema=lambda: _compile(self))
 
     @functools.cached_property
@@ -163,9 +163,6 @@ class LocalSpec(FunctionSpec, frozen=True, kw_only=True):
     @property
     def isolation(self) -> Isolation:
         return "thread" if self.handler.in_thread else "inline"
-
-    def check(self, args: bytes | Mapping[str, Any], *, repair: bool = False) -> CheckedArguments:
-        return self.checker.check(args, repair=repair)
 
     @functools.cached_property
     def _result_schema(self) -> JsonSchema | None:

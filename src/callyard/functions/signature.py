@@ -58,13 +58,11 @@ class _Reader:
     def __init__(self, core: dict[str, Any], definitions: list[Any], keys_sure: int, parameters: Parameters) -> None:
         self.core = {"type": "definitions", "schema": core, "definitions": definitions} if definitions else core
         self._validator = SchemaValidator(typing.cast(Any, self.core))
+        self.read_sure: Callable[[bytes], Any] = functools.partial(self._validator.validate_json, strict=True)
+        """`read` for JSON that holds a few plain values and no key twice: nothing needs a second look. Raises
+        pydantic's own error."""
         self._keys_sure = max(1, keys_sure)
         self._parameters = parameters
-
-    def read_sure(self, raw: bytes) -> Any:
-        """The same for JSON that holds a few plain values and no key twice: nothing needs a second look. Raises
-        pydantic's own error."""
-        return self._validator.validate_json(raw, strict=True)
 
     @functools.cached_property
     def json_schema(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
-from typing import Final
+from typing import Final, final
 
 import msgspec
 
@@ -69,6 +69,11 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
+_CLOSED: Final = BreakerState.CLOSED  # looking a member up in its enum costs more than the rest of a question
+_OPEN: Final = BreakerState.OPEN
+_HALF_OPEN: Final = BreakerState.HALF_OPEN
+
+
 class Allowed(msgspec.Struct, frozen=True, gc=False):
     """One call may go on; it hands this back with its verdict."""
 
@@ -78,6 +83,7 @@ class Allowed(msgspec.Struct, frozen=True, gc=False):
     """HALF_OPEN when this very question moved the breaker there."""
 
 
+@final
 class Refused(msgspec.Struct, frozen=True, gc=False):
     retry_after_ms: int
 
@@ -102,7 +108,7 @@ class Breaker:
 
     def __init__(self, policy: BreakerPolicy) -> None:
         self._policy = policy
-        self.state = BreakerState.CLOSED
+        self.state = _CLOSED
         self._epoch = 0
         self._allowed = Allowed(0)
         """What every call of a closed epoch gets: nothing is built for it."""
@@ -115,57 +121,57 @@ class Breaker:
 
     def peek(self, now_ms: int) -> Refused | None:
         """Whether a call would be refused now. Claims nothing: of those that queue, the first to begin is the probe."""
-        if self.state is BreakerState.CLOSED:
+        if self.state is _CLOSED:
             return None
-        if self.state is BreakerState.OPEN:
+        if self.state is _OPEN:
             left_ms = self._open_until_ms - now_ms
             return Refused(left_ms) if left_ms > 0 else None
         return Refused(min(PROBE_RETRY_AFTER_MS, self._policy.open_ms)) if self._probing else None
 
     def ask(self, now_ms: int, held: Allowed | None = None) -> Allowed | Refused:
         """Ask for one attempt. `held`: what the attempt before it was given; a probe stays one through its retries."""
-        if self.state is BreakerState.CLOSED:
+        if self.state is _CLOSED:
             return self._allowed
         if self._probing and held is not None and held.epoch == self._epoch:
             return Allowed(self._epoch, True)
         refused = self.peek(now_ms)
         if refused is not None:
             return refused
-        entered = None if self.state is BreakerState.HALF_OPEN else BreakerState.HALF_OPEN
-        self.state = BreakerState.HALF_OPEN
+        entered = None if self.state is _HALF_OPEN else _HALF_OPEN
+        self.state = _HALF_OPEN
         self._probing = True
         self._epoch += 1
         return Allowed(self._epoch, True, entered)
 
     def succeeded(self, held: Allowed) -> BreakerState | None:
         """The call succeeded. Returns CLOSED when it was the probe."""
-        if held.epoch != self._epoch or self.state is BreakerState.CLOSED:
+        if held.epoch != self._epoch or self.state is _CLOSED:
             return None
-        self.state = BreakerState.CLOSED
+        self.state = _CLOSED
         self._probing = False
         self._cool_down_ms = self._policy.open_ms
         self._epoch += 1
         self._allowed = Allowed(self._epoch)
-        return BreakerState.CLOSED
+        return _CLOSED
 
     def failed(self, held: Allowed, now_ms: int) -> BreakerState | None:
         """The call ended with a failure that counts (`is_failure`). Returns OPEN when that opened the breaker."""
         if held.epoch != self._epoch:
             return None
         policy = self._policy
-        if self.state is BreakerState.CLOSED:
+        if self.state is _CLOSED:
             failed_at_ms = self._failed_at_ms
             failed_at_ms.append(now_ms)
             if len(failed_at_ms) < policy.failures or failed_at_ms[0] <= now_ms - policy.window_ms:
                 return None
         else:
             self._cool_down_ms = min(policy.open_ms_max, round(self._cool_down_ms * policy.factor))
-        self.state = BreakerState.OPEN
+        self.state = _OPEN
         self._probing = False
         self._failed_at_ms.clear()
         self._open_until_ms = now_ms + self._cool_down_ms
         self._epoch += 1
-        return BreakerState.OPEN
+        return _OPEN
 
     def give_back(self, held: Allowed) -> None:
         """The call ended without a verdict: if it was the probe, the next call that asks is one."""

@@ -8,15 +8,17 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from callyard.clock import Timer
 from callyard.dispatch.dispatcher import Dispatcher
 from callyard.dispatch.outcomes import DispatchError
 from callyard.errors import ErrorKind, Outcome
 from callyard.functions.registry import Registry
-from callyard.testing.virtual_time import virtual_time
+from callyard.testing.virtual_time import VirtualTimers, virtual_time
 from tests.unit.dispatch.kit import add, add_work, assert_quiet, make, now_ms, spin
 
 WAIT_S = 20
@@ -455,3 +457,62 @@ async def test_a_task_that_a_handler_leaves_behind_is_not_nested_but_keeps_its_t
         assert seen[0].ok  # the deadline of the call that left it is not its own
         assert {event.tenant for event in events if event.tool == "leaf"} == {"acme"}
         assert {event.parent_id for event in events if event.tool == "leaf"} == {""}
+
+
+class CountedTimers(VirtualTimers):
+    armed = 0
+
+    def call_at(self, at_ms: int, callback: Callable[[], None]) -> Timer:
+        self.armed += 1
+        return super().call_at(at_ms, callback)
+
+
+@pytest.mark.requirement("D32")
+@virtual_time
+async def test_code_that_ends_in_its_first_step_arms_no_timer_and_costs_one_turn_of_the_loop_at_most() -> None:
+    async def at_once(arguments: dict[str, Any]) -> int:
+        return 1
+
+    registry = Registry()
+    add(registry, "at_once", at_once)
+    add_work(registry, "work", 10)
+    timers, turns = CountedTimers(), 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with make(registry, clock=timers) as dispatcher:
+        counting = asyncio.ensure_future(count_turns())
+        before = timers.armed
+        for _ in range(10):
+            assert (await dispatcher.dispatch("at_once")).ok
+        assert (timers.armed - before, turns <= 10) == (0, True), turns
+        counting.cancel()
+        assert (await dispatcher.dispatch("work")).ok
+        assert timers.armed > before
+
+
+@pytest.mark.requirement("D9")
+@virtual_time
+async def test_a_handler_has_a_task_of_its_own_from_its_first_step_on() -> None:
+    tasks: list[Any] = []
+
+    async def bounded(arguments: dict[str, Any]) -> str:
+        tasks.append(asyncio.current_task())
+        try:
+            async with asyncio.timeout(0.05):
+                await asyncio.sleep(10)
+        except TimeoutError:
+            return "in time"
+        return "never"
+
+    registry = Registry()
+    add(registry, "bounded", bounded)
+    async with make(registry) as dispatcher:
+        assert (await dispatcher.dispatch("bounded")).value == "in time"
+    mine = asyncio.current_task()
+    assert mine is not None
+    assert (tasks[0] is not mine, mine.cancelling()) == (True, 0)

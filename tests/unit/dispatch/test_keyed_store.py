@@ -310,17 +310,17 @@ def test_a_fault_of_our_own_leaves_no_key_in_flight(caplog: pytest.LogCaptureFix
     @virtual_time
     async def check() -> None:
         async with Bench() as bench:
-            attempts = bench.dispatcher._attempts
-            run = attempts.run
+            keyed = bench.dispatcher._keyed
+            run = keyed._run
 
             async def broken(call: Any) -> Any:
                 await run(call)
                 raise ZeroDivisionError
 
-            attempts.run = broken  # type: ignore[method-assign]
+            keyed._run = broken
             for task in (bench.start(), bench.start()):
                 bad(await task, ErrorKind.INTERNAL, Outcome.UNKNOWN)
-            attempts.run = run  # type: ignore[method-assign]
+            keyed._run = run
             again = bad(await bench.call(deadline_ms=5_000), ErrorKind.INTERNAL, Outcome.UNKNOWN)
             assert (again.deduplicated, len(bench.runs)) == (True, 1)
 
