@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 import callyard
 from callyard.cli.quantities import (
@@ -19,6 +21,7 @@ from callyard.cli.quantities import (
     parse_duration_ms,
     parse_executors,
     parse_level,
+    parse_log_format,
     parse_pool,
     parse_sandbox,
     parse_sandbox_min,
@@ -38,6 +41,8 @@ EXIT_USAGE = 2
 _EXECUTORS = "Executors"
 _STOPPING = "When calls fail"
 _OUTPUT = "Input and output"
+_GATES = "Who may call"
+_STATE = "What is kept"
 
 # A blank line between the lines of an epilog keeps them apart.
 _EPILOG = """\
@@ -48,6 +53,8 @@ callyard list functions.py
 callyard call functions.py:distance origin=JFK dest=LAX
 
 callyard run functions.py:assess flights.jsonl -o out.jsonl
+
+callyard serve functions.py --http
 """
 _RUN_HELP = """\
 Run one call per row of CALLS and write one result per row, in order.
@@ -80,6 +87,70 @@ callyard call functions.py:distance origin=JFK dest=LAX
 callyard call functions.py:assess --json '{"flight": {"origin": "JFK", "dest": "LAX"}}'
 """
 
+_SERVE_HELP = """\
+Serve the functions of FILE.py to agents and programs: MCP on stdio, or MCP and JSON-RPC over HTTP.
+
+Functions run in processes of their own: what hangs, crashes or prints in them harms no other call.
+"""
+_SERVE_EPILOG = """\
+[bold]Examples[/bold]
+
+callyard serve functions.py
+
+callyard serve functions.py --http --admin 127.0.0.1:8701 --reload
+
+callyard serve functions.py --http 0.0.0.0:8700 --config serve.toml
+
+[bold]Signals[/bold]
+
+SIGTERM and Ctrl-C let running calls end within --drain; a second one stops them. SIGHUP takes new code and tokens.
+
+[bold]Exit status[/bold]
+
+0 its client has gone · 1 it failed · 2 the command was wrong · 130 interrupted · 143 terminated
+"""
+_TOKEN_EPILOG = """\
+[bold]Examples[/bold]
+
+callyard token new --tenant acme --config serve.toml
+
+callyard token new --tenant acme --tools 'read_*' --tools search --rate 10/s
+"""
+_KEYS_EPILOG = """\
+[bold]Examples[/bold]
+
+callyard keys resolve acme charge order-7 --result '{"paid": true}' --target functions.py
+
+callyard keys resolve acme charge order-7 --retry --state-dir /var/lib/callyard
+"""
+
+
+class _ServeCommand(TyperCommand):
+    """`--http` may stand without a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        for place, word in enumerate(given):
+            following = given[place + 1] if place + 1 < len(given) else ""
+            if word == "--":
+                break
+            if word == "--http" and not _ADDRESS.fullmatch(following):
+                given[place] = "--http=127.0.0.1:8700"
+        return super().parse_args(ctx, given)
+
+
+_ADDRESS = re.compile(r"[^/\s]*:[^/\s]*|\d+\.\d+\.\d+\.\d+|localhost")
+
+_MCP_CONFIG_EPILOG = """\
+[bold]Examples[/bold]
+
+callyard mcp-config tools.py --client claude
+
+callyard mcp-config tools.py --client vscode --write -- --executors 2 --sandbox auto
+
+callyard mcp-config tools.py --client cursor --http http://127.0.0.1:8700 --token-env CALLYARD_TOKEN
+"""
+
 app = typer.Typer(
     name="callyard",
     no_args_is_help=True,
@@ -90,6 +161,8 @@ app = typer.Typer(
     help="Run function calls on a pool of isolated Python executors.",
     epilog=_EPILOG,
 )
+_token_app = typer.Typer(name="token", no_args_is_help=True, help="Make tokens for callers of `callyard serve`.")
+_keys_app = typer.Typer(name="keys", no_args_is_help=True, help="See idempotency keys, and settle unknown outcomes.")
 
 Budget = Annotated[
     int | None,
@@ -187,6 +260,24 @@ LogLevel = Annotated[
         help="Show what functions log, by log() or logging, from here on: debug, info, warning, error or critical.",
     ),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE.toml",
+        help="Settings of the server: the tables serve, worker, pools, io. Options go before them.",
+    ),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        metavar="FOLDER",
+        help="Where keys and kept results are. Default: a folder of yours, by FILE.py.",
+        rich_help_panel=_STATE,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, Callyard's own as well.")]
 
 
@@ -376,6 +467,15 @@ def call_command(
     json_arguments: Annotated[
         str | None, typer.Option("--json", metavar="JSON", help="The arguments as a JSON object or array.")
     ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where the value goes: the bytes of an image or a file, else JSON; a folder for several.",
+        ),
+    ] = None,
     budget: Budget = None,
     include: Include = None,
     start_timeout: StartTimeout = None,
@@ -404,7 +504,7 @@ def call_command(
         pools=pools,
     )
     _guard(
-        lambda screen: call_once(target, arguments or [], json_arguments, budget, log_level, setup, screen),
+        lambda screen: call_once(target, arguments or [], json_arguments, output, budget, log_level, setup, screen),
         debug=debug,
     )
 
@@ -456,6 +556,308 @@ def doctor_command(
     from callyard.worker.sandbox.levels import Level
 
     _guard(lambda _: examine(Level(sandbox_min), as_json=as_json), debug=debug)
+
+
+@app.command("serve", cls=_ServeCommand, help=_SERVE_HELP, epilog=_SERVE_EPILOG)
+def serve_command(
+    target: Annotated[str, typer.Argument(metavar="FILE.py", help="Whose functions to serve.")],
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http",
+            metavar="[HOST:PORT]",
+            help="Listen for MCP (/mcp) and JSON-RPC (/rpc); without a value on 127.0.0.1:8700. Default: MCP on stdio.",
+            rich_help_panel=_GATES,
+        ),
+    ] = None,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            "--admin", metavar="HOST:PORT", help="Listen for /livez, /readyz, /metrics.", rich_help_panel=_GATES
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="Of --http: a certificate chain.", rich_help_panel=_GATES),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="The key of it.", rich_help_panel=_GATES)
+    ] = None,
+    config: ConfigFile = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Take new code when a file of the target changes; SIGHUP does so too.")
+    ] = False,
+    drain: Annotated[
+        int | None,
+        typer.Option(
+            "--drain",
+            parser=parse_duration_ms,
+            metavar="DURATION",
+            help="What running calls get when the server stops. Default: 30s.",
+            rich_help_panel=_STOPPING,
+        ),
+    ] = None,
+    deadline: Annotated[
+        int | None,
+        typer.Option(
+            "--deadline",
+            parser=parse_duration_ms,
+            metavar="DURATION",
+            help="For a call with all that it waits for, where it does not say. Default: 55s.",
+            rich_help_panel=_STOPPING,
+        ),
+    ] = None,
+    state_dir: StateDir = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="sqlite|memory|PLACE",
+            help="Where idempotency keys are kept: in the state folder, in memory, or a redis:// URL.",
+            rich_help_panel=_STATE,
+        ),
+    ] = None,
+    calls_log: Annotated[
+        Path | None,
+        typer.Option(
+            "--calls-log",
+            metavar="FILE.jsonl",
+            help="A line for each call, with masked arguments.",
+            rich_help_panel=_STATE,
+        ),
+    ] = None,
+    executors: Annotated[
+        int | None,
+        typer.Option(
+            "--executors",
+            "-x",
+            parser=parse_executors,
+            metavar="N",
+            help="Executor processes. Default: the CPUs this process may use.",
+            rich_help_panel=_EXECUTORS,
+        ),
+    ] = None,
+    include: Include = None,
+    start_timeout: StartTimeout = None,
+    io: Io = None,
+    pools: Pools = None,
+    sandbox: Sandbox = None,
+    sandbox_min: SandboxMin = None,
+    audit: Audit = None,
+    audit_log: AuditLogFile = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            "--log-format",
+            parser=parse_log_format,
+            metavar="json|text",
+            help="Of what goes to stderr. Default: text on a terminal, else json.",
+        ),
+    ] = None,
+    log_level: LogLevel = "info",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    debug: Debug = False,
+) -> None:
+    def work(screen: Screen) -> int:
+        from callyard.cli.serve import ServeOptions, read_settings, serve_target
+
+        setup = _setup(
+            include,
+            executor_count=executors,
+            start_timeout_ms=start_timeout,
+            sandbox=sandbox,
+            sandbox_min=sandbox_min,
+            quiet=quiet,
+            audit=audit,
+            audit_log=audit_log,
+            io=io,
+            pools=pools,
+        )
+        settings = read_settings(
+            http=http,
+            admin=admin,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            drain_deadline_ms=drain,
+            deadline_ms=deadline,
+            state_dir=state_dir,
+            store=store,
+            audit_file=calls_log,
+        )
+        options = ServeOptions(
+            target=target,
+            settings=settings,
+            config=config,
+            reload=reload,
+            setup=setup,
+            log_format=log_format,
+            log_level=log_level,
+        )
+        return serve_target(options, screen)
+
+    _guard(work, debug=debug)
+
+
+@_token_app.command("new", epilog=_TOKEN_EPILOG)
+def token_new_command(
+    tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose calls these are.")],
+    tools: Annotated[
+        list[str] | None,
+        typer.Option("--tools", metavar="GLOB", help="What it may call; may be repeated. Default: everything."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What the token is called.")] = None,
+    owner: Annotated[
+        str, typer.Option("--owner", metavar="NAME", help="Its calls run one at a time, in order, as this owner's.")
+    ] = "",
+    rate: Annotated[str, typer.Option("--rate", metavar="10/s", help="Of all its calls. Default: no limit.")] = "",
+    running_max: Annotated[
+        int | None,
+        typer.Option("--running-max", metavar="N", min=1, help="Calls of it that run at once. Default: no limit."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE.toml", help="Put its table into this file, which may be new."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Make a token and print it, once. Only its hash is kept, in the file that `callyard serve --config` reads."""
+
+    def work(screen: Screen) -> int:
+        from callyard.cli.token import make_token
+
+        return make_token(
+            screen,
+            tenant=tenant,
+            tools=tools or ["*"],
+            name=name,
+            owner=owner,
+            rate=rate,
+            running_max=running_max,
+            config=config,
+        )
+
+    _guard(work, debug=debug)
+
+
+@_keys_app.command("list")
+def keys_list_command(
+    target: Annotated[str | None, typer.Argument(metavar="[FILE.py]", help="Whose server's keys.")] = None,
+    unknown: Annotated[bool, typer.Option("--unknown", help="Only those of calls whose outcome nobody knows.")] = False,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant's.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Only the first N.")] = 1_000,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List idempotency keys, oldest first; also while the server runs."""
+
+    def work(screen: Screen) -> int:
+        from callyard.cli.keys import Place, list_all
+
+        place = Place(target, state_dir, config)
+        return list_all(place, screen, unknown=unknown, tenant=tenant, limit=limit, as_json=as_json)
+
+    _guard(work, debug=debug)
+
+
+@_keys_app.command("resolve", epilog=_KEYS_EPILOG)
+def keys_resolve_command(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose call it was.")],
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="The function's name.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key that it was called with.")],
+    retry: Annotated[bool, typer.Option("--retry", help="It did not happen: the key may run again.")] = False,
+    result: Annotated[
+        str | None, typer.Option("--result", metavar="JSON", help="It happened, and this is its result.")
+    ] = None,
+    target: Annotated[str | None, typer.Option("--target", metavar="FILE.py", help="Whose server's keys.")] = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    calls_log: Annotated[
+        Path | None,
+        typer.Option("--calls-log", metavar="FILE.jsonl", help="Note it there. Default: audit_file of --config."),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say how a call of unknown outcome ended; also while the server runs."""
+
+    def work(screen: Screen) -> int:
+        from callyard.cli.keys import Place, resolve_one
+
+        place = Place(target, state_dir, config)
+        return resolve_one(
+            place, screen, tenant, tool, key, retry=retry, result=result, audit=calls_log, as_json=as_json
+        )
+
+    _guard(work, debug=debug)
+
+
+@app.command("mcp-config", epilog=_MCP_CONFIG_EPILOG)
+def mcp_config_command(
+    target: Annotated[str, typer.Argument(metavar="FILE.py", help="Whose functions are served.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- OPTION]…", help="Options of `callyard serve`, after a --.")
+    ] = None,
+    client: Annotated[str, typer.Option("--client", metavar="claude|cursor|vscode", help="Whose settings.")] = "claude",
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The server's name there. Default: the file's.")
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option("--http", metavar="URL", help="Of a server that you start. Default: the client does, on stdio."),
+    ] = None,
+    token_env: Annotated[
+        str | None,
+        typer.Option("--token-env", metavar="VARIABLE", help="Where the client finds the token, for --http."),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put it into the client's file; what is there stays, and is copied first.")
+    ] = False,
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE.json", help="Into this file instead.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Print what an MCP client's settings must say to find FILE.py."""
+
+    def work(screen: Screen) -> int:
+        from callyard.cli.mcp_config import CLIENTS, Wanted, show_config
+
+        if client not in CLIENTS:
+            raise UsageError(f"--client must be one of {', '.join(CLIENTS)}, got {client!r}")
+        wanted = Wanted(
+            target=target, client=client, name=name, http=http, token_env=token_env, options=tuple(options or ())
+        )
+        return show_config(wanted, screen, _check_serve_options, write=write, file=file)
+
+    _guard(work, debug=debug)
+
+
+def _check_serve_options(words: Sequence[str]) -> list[str]:
+    """FILE.py and options of `serve`, with absolute paths. Raises UsageError for what `serve` would refuse."""
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    hints = get_type_hints(serve_command)
+    paths = {name for option in command.params if Path in get_args(hints[option.name]) for name in option.opts}
+    checked = list(words)
+    for place, word in enumerate(checked):
+        option, has_value, value = word.partition("=")
+        if option == "--http":
+            raise UsageError("the client starts this server, on stdio: for one that listens give its URL to mcp-config")
+        if option in paths and has_value:
+            checked[place] = f"{option}={Path(value).absolute()}"
+        elif option in paths and place + 1 < len(checked):
+            checked[place + 1] = str(Path(checked[place + 1]).absolute())
+    try:
+        command.make_context("serve", list(checked))
+    except Exception as error:
+        message = getattr(error, "message", None)  # of the parser's own errors
+        if message is None:
+            raise
+        raise UsageError(f"options of serve: {message}") from error
+    return checked
+
+
+app.add_typer(_token_app)
+app.add_typer(_keys_app)
 
 
 def _setup(

@@ -93,6 +93,11 @@ def parse_level(text: str) -> str:
     return _parse_choice(text, tuple(LEVELS))
 
 
+def parse_log_format(text: str) -> str:
+    """How log lines are written. Raises typer.BadParameter."""
+    return _parse_choice(text, ("json", "text"))
+
+
 def parse_cache(text: str) -> str:
     """Whose results are kept. Raises typer.BadParameter."""
     from callyard.scheduler.tasks import CachePolicy

@@ -93,7 +93,7 @@ def test_list_for_people_and_for_programs(tmp_path: Path) -> None:
     assert "\x1b" not in people.out
     listing = json.loads(programs.out)
     double = listing["functions"][0]
-    assert (double["name"], double["promises"]) == ("double", {"pure": True, "idempotent": True})
+    assert (double["name"], double["promises"]) == ("double", {"pure": True, "read_only": True, "idempotent": True})
     assert double["input_schema"]["properties"]["x"]["type"] == "integer"
     assert [function["name"] for function in listing["functions"]][:3] == ["double", "third", "say"]
 

@@ -16,7 +16,7 @@ from callyard.worker.sandbox.machine import choose
 from tests.e2e.docs.guides import find_blocks, find_commands, make_files
 from tests.e2e.docs.test_pages import ROOT, shell
 
-GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
+GUIDES = [*sorted((ROOT / "docs/guides").glob("*.md")), ROOT / "docs/tutorial-mcp.md"]
 PAGES = [*GUIDES, *sorted((ROOT / "docs/reference").glob("*.md")), ROOT / "README.md", ROOT / "docs/tutorial.md"]
 
 

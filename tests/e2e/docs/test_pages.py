@@ -26,7 +26,7 @@ def commands(page: str) -> list[str]:
 
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "XDG_STATE_HOME": str(folder / ".state")}
     return subprocess.run(
         command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )

@@ -28,3 +28,10 @@ def test_call_and_list() -> None:
     call, _, listing = sentence.partition("`list` takes")
     assert set(re.findall(r"--[a-z-]+", call)) == options_of("call")
     assert set(re.findall(r"--[a-z-]+", listing)) == options_of("list")
+
+
+def test_mcp_config() -> None:
+    table = PAGE.partition("## `mcp-config`")[2].partition("\n## ")[0]
+    first_cells = re.findall(r"^\| (`--.*?) \|", table, re.MULTILINE)
+    named = {name for cell in first_cells for name in re.findall(r"--[a-z-]+", cell)}
+    assert named | {"--debug"} == options_of("mcp-config")

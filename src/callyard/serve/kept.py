@@ -1,0 +1,267 @@
+"""Results too large for an answer: the answer has the beginning, and an id by which the whole can be read for a time.
+
+Files in a folder of the server's own, by ids that cannot be guessed; what they are is known in memory only, so that a
+restart begins with an empty folder and there is nothing to repair. When `bytes_max` is used up the oldest go. Only the
+tenant whose call it was reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from callyard.clock import Timer, Timers
+from callyard.dispatch.outcomes import DispatchResult, Ok
+from callyard.errors import UsageError
+from callyard.ids import CallId, Tenant
+from callyard.serve.gateway import Caller
+from callyard.timers import LoopTimers
+
+PREVIEW_BYTES: Final = 1_024
+JSON_TYPE: Final = "application/json"
+ENTRIES_MAX: Final = 10_000
+_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_SUFFIX: Final = ".json"
+_log: Final = logging.getLogger("callyard.serve")
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What is answered in place of a large result."""
+
+    call_id: CallId
+    text: str
+    """The result's beginning, as JSON: most often cut in the middle."""
+    size_bytes: int
+    """Of the whole."""
+    kept_id: str
+    """By which the whole is read; empty: it could not be kept."""
+    kept_ms: int
+    """How long, from now."""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """One that was read again."""
+
+    data: bytes
+    mime_type: str
+    name: str
+
+
+class _Entry(msgspec.Struct, frozen=True, gc=False):
+    tenant: Tenant
+    size_bytes: int
+    expires_at_ms: int
+    mime_type: str
+    name: str
+
+
+class KeptResults:
+    """One folder's, which nobody else may use. From one event loop."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_result_bytes: int,
+        kept_ms: int,
+        bytes_max: int,
+        clock: Timers | None = None,
+    ) -> None:
+        self.max_result_bytes = max_result_bytes
+        self.kept_ms = kept_ms
+        self.bytes_max = bytes_max
+        self.held_bytes = 0
+        """What is on disk, and what is just being written."""
+        self.dropped_total = 0
+        """Kept results that went before their time, for newer ones."""
+        self._folder = folder
+        self._clock = clock or LoopTimers()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        """The oldest first, which is also the first to expire."""
+        self._timer: Timer | None = None
+        self._is_open = False
+        self._working: set[asyncio.Future[object]] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def open(self) -> None:
+        """Make the folder, readable by its owner alone, and remove what an earlier process left. Raises UsageError."""
+        try:
+            await asyncio.to_thread(self._open_folder)
+        except OSError as error:
+            raise UsageError(f"kept results need a folder: {self._folder}: {error.strerror or error}") from error
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Forget all. Idempotent."""
+        self._is_open = False
+        names = list(self._entries)
+        self._entries.clear()
+        self.held_bytes = 0
+        self._arm()
+        while self._working:
+            await asyncio.wait(self._working)
+        await asyncio.to_thread(self._remove, names)
+
+    async def shorten(self, caller: Caller, result: DispatchResult) -> Preview | None:
+        """None: it may be answered as it is. Raises nothing: what cannot be kept is shortened all the same."""
+        if not isinstance(result, Ok) or len(result.output) <= self.max_result_bytes:
+            return None
+        kept_id = await self.put(caller, result.output)
+        return Preview(
+            call_id=result.call_id,
+            text=result.output[:PREVIEW_BYTES].decode(errors="ignore"),
+            size_bytes=len(result.output),
+            kept_id=kept_id,
+            kept_ms=self.kept_ms if kept_id else 0,
+        )
+
+    async def put(self, caller: Caller, data: bytes, mime_type: str = JSON_TYPE, name: str = "") -> str:
+        """The id to read it by; empty: it could not be kept."""
+        kept_id = secrets.token_hex(16)
+        return kept_id if await self.keep(caller.tenant, kept_id, data, mime_type, name) else ""
+
+    async def keep(
+        self, tenant: Tenant, kept_id: str, output: bytes, mime_type: str = JSON_TYPE, name: str = ""
+    ) -> bool:
+        """False: there is no room for so much, or the disk refuses."""
+        size = len(output)
+        if not self._is_open or size > self.bytes_max or not _ID.fullmatch(kept_id) or kept_id in self._entries:
+            return False
+        entry = _Entry(tenant, size, self._clock.now_ms() + self.kept_ms, mime_type, name)
+        gone = self._make_room(size)
+        self.held_bytes += size
+        try:
+            await asyncio.shield(self._start(lambda: self._write(kept_id, output, gone)))
+        except OSError as error:
+            self.held_bytes = max(0, self.held_bytes - size)
+            _log.warning("a result of %d bytes could not be kept: %s", size, error)
+            return False
+        except asyncio.CancelledError:  # nobody will learn its id; its file goes with its time
+            self._add(kept_id, entry)
+            raise
+        self._add(kept_id, entry)
+        return True
+
+    def keep_soon(self, tenant: Tenant, kept_id: str, output: bytes) -> None:
+        """As `keep`, for whom nobody waits."""
+        keeping: asyncio.Future[object] = asyncio.ensure_future(self.keep(tenant, kept_id, output))
+        self._working.add(keeping)
+        keeping.add_done_callback(self._working.discard)
+
+    async def read(self, caller: Caller, kept_id: str) -> bytes | None:
+        """The whole of a result. None: there is none of that id, or not for this caller."""
+        found = await self.find(caller, kept_id)
+        return None if found is None else found.data
+
+    async def find(self, caller: Caller, kept_id: str) -> Kept | None:
+        """As `read`, with what it is."""
+        self._expire()
+        entry = self._entries.get(kept_id)
+        if entry is None or entry.tenant != caller.tenant:
+            return None
+        try:
+            data = await asyncio.to_thread(self._path(kept_id).read_bytes)
+        except OSError:
+            return None  # it went meanwhile
+        return Kept(data, entry.mime_type, entry.name)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _add(self, kept_id: str, entry: _Entry) -> None:
+        if not self._is_open:
+            self._drop_files([kept_id])
+            return
+        self._entries[kept_id] = entry
+        self._arm()
+
+    def _make_room(self, size: int) -> list[str]:
+        """What has to go for it, and has gone from the list."""
+        gone = self._take_expired()
+        while self._entries and (self.held_bytes + size > self.bytes_max or len(self._entries) >= ENTRIES_MAX):
+            kept_id, entry = self._entries.popitem(last=False)
+            self.held_bytes -= entry.size_bytes
+            self.dropped_total += 1
+            gone.append(kept_id)
+        return gone
+
+    def _take_expired(self) -> list[str]:
+        now_ms = self._clock.now_ms()
+        gone: list[str] = []
+        while self._entries:
+            kept_id, entry = next(iter(self._entries.items()))
+            if entry.expires_at_ms > now_ms:
+                break
+            del self._entries[kept_id]
+            self.held_bytes -= entry.size_bytes
+            gone.append(kept_id)
+        return gone
+
+    def _expire(self) -> None:
+        gone = self._take_expired()
+        if gone:
+            self._drop_files(gone)
+        self._arm()
+
+    def _arm(self) -> None:
+        """One timer, for the oldest."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._entries:
+            first = next(iter(self._entries.values()))
+            self._timer = self._clock.call_at(first.expires_at_ms, self._expire)
+
+    def _drop_files(self, names: list[str]) -> None:
+        self._start(lambda: self._remove(names))
+
+    def _start(self, work: Callable[[], object]) -> asyncio.Future[object]:
+        """Begin something in a thread that ends whether or not anybody waits for it."""
+        future: asyncio.Future[object] = asyncio.ensure_future(asyncio.to_thread(work))
+        self._working.add(future)
+        future.add_done_callback(self._working.discard)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return future
+
+    # --- in a thread ----------------------------------------------------------------------------------------------
+
+    def _path(self, kept_id: str) -> Path:
+        return self._folder / f"{kept_id}{_SUFFIX}"
+
+    def _open_folder(self) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._folder.iterdir():
+            if path.suffix == _SUFFIX and path.is_file():
+                path.unlink(missing_ok=True)
+
+    def _write(self, kept_id: str, output: bytes, gone: list[str]) -> None:
+        self._remove(gone)
+        path = self._path(kept_id)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                file.write(output)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            self._path(name).unlink(missing_ok=True)
+
+
+def encode_envelope(result: DispatchResult) -> bytes:
+    """An answer as it is kept: `{"ok":true,"output":…}` or `{"ok":false,"error":{…}}`, as for a caller elsewhere."""
+    if isinstance(result, Ok):
+        return msgspec.json.encode({"ok": True, "call_id": result.call_id, "output": msgspec.Raw(result.output)})
+    return msgspec.json.encode({"ok": False, "call_id": result.call_id, "error": result.to_json(remote=True)})
