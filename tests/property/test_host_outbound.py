@@ -43,7 +43,10 @@ class Outbound(RuleBasedStateMachine):
     moving: type[Moving] = Moving
 
     @initialize(
-        jobs_max=st.integers(1, 4), items_max=st.integers(1, 4), slots=st.integers(1, 5), connects=st.booleans()
+        jobs_max=st.integers(1, 4),
+        items_max=st.sampled_from((1, 2, 4, 8)),
+        slots=st.integers(1, 5),
+        connects=st.booleans(),
     )
     def start(self, jobs_max: int, items_max: int, slots: int, connects: bool) -> None:
         self.world = World(
@@ -100,6 +103,9 @@ class Outbound(RuleBasedStateMachine):
         size=st.sampled_from(SIZES),
     )
     def receive(self, key: str, kind: RecordKind, timeout_ms: int | None, size: int) -> None:
+        self.receive_one(key, kind, timeout_ms, size)
+
+    def receive_one(self, key: str, kind: RecordKind, timeout_ms: int | None, size: int) -> None:
         permit = self.hand.pop() if self.hand else self.world.jobs.try_acquire()
         if permit is None:
             return  # it stays in the transport
@@ -143,6 +149,16 @@ class Outbound(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS))
     def open(self, key: str) -> None:
         self.world.moving.open(key)
+
+    @rule(key=st.sampled_from(KEYS), count=st.integers(1, 4))
+    def come_meanwhile(self, key: str, count: int) -> None:
+        """A whole move, and a record in the hand of its source when it is over."""
+        self.seal(key)
+        for _ in range(count):
+            self.receive_one(key, RecordKind.ONE_WAY, None, 0)
+        self.acquire()
+        self.open(key)
+        self.receive_one(key, RecordKind.ONE_WAY, None, 0)
 
     @invariant()
     def agree(self) -> None:
@@ -275,7 +291,7 @@ TestRequests.settings = settings(max_examples=60, stateful_step_count=40)
 TestRequests.pytestmark = [pytest.mark.requirement("R81", "R119")]
 
 FAULTY = settings(
-    max_examples=600,
+    max_examples=2_000,
     stateful_step_count=40,
     phases=[Phase.generate],
     database=None,

@@ -17,7 +17,7 @@ from tests.simulation import host_faults
 from tests.simulation.host_faults import Plant, part
 from tests.unit.host.pump import test_faults as pump_faults
 
-SEEDS = 60
+SEEDS = 100
 
 RECORDED: dict[Plant, str] = {
     part("Owners", host_faults.RunsInPlaceWhenFull): "nothing_late",
@@ -70,6 +70,7 @@ OF_INVARIANTS: dict[Plant, str] = {
     host_faults.a_handler_that_raises_keeps_its_gate: "",
     part("Waiters", outbound_faults.ServesTheNewestFirst): "",
     part("Waiters", outbound_faults.LetsNewcomersIn): "oldest_first",
+    part("Waiters", outbound_faults.AdmitsThePast): "nothing_late",
     part("Moving", outbound_faults.LetsNewcomersPastTheHold): "hold_in_order",
     part("Moving", outbound_faults.PutsTheBacklogBehind): "hold_in_order",
     part("Moving", outbound_faults.HoldsWithItsPermit): "permit_once",

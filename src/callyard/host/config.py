@@ -175,6 +175,8 @@ class HostConfig:
                 raise ValueError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
         for name in ("send_timeout_ms", "request_timeout_ms", "shutdown_timeout_ms"):
             object.__setattr__(self, name, whole_timeout_ms(name, getattr(self, name)))
+        if not isinstance(self.send_timeouts_ms, Mapping):
+            raise ValueError(f"send_timeouts_ms has timeouts by SendFamily, got {self.send_timeouts_ms!r}")
         timeouts: dict[SendFamily, float] = {}
         for family, timeout_ms in self.send_timeouts_ms.items():
             if not isinstance(family, SendFamily):

@@ -24,6 +24,9 @@ class CurrentTurn(Protocol):
     @property
     def holds_gate(self) -> bool: ...
 
+    @property
+    def is_over(self) -> bool: ...
+
 
 class Place(Enum):
     INFRASTRUCTURE = "infrastructure"
@@ -41,9 +44,9 @@ def current_marker() -> Marker:
 
 
 def current_turn() -> CurrentTurn | None:
-    """The turn that this code belongs to, which may have ended."""
+    """The turn that this code belongs to; None also once it has ended: what it left behind is no part of it."""
     marker = _marker.get(Place.INFRASTRUCTURE)
-    return None if isinstance(marker, Place) else marker
+    return None if isinstance(marker, Place) or marker.is_over else marker
 
 
 def enter_turn(turn: CurrentTurn) -> None:

@@ -32,6 +32,7 @@ DROP_REASONS: Final = {
     HostErrorKind.UNAVAILABLE: DropReason.STALE_TARGET,
     HostErrorKind.CAPACITY_EXCEEDED: DropReason.BACKPRESSURE,
     HostErrorKind.DEADLINE_EXCEEDED: DropReason.BACKPRESSURE,
+    HostErrorKind.REJECTED: DropReason.BACKPRESSURE,
     HostErrorKind.SHUTTING_DOWN: DropReason.SHUTDOWN,
     HostErrorKind.NOT_CONFIGURED: DropReason.NO_HANDLER,
     HostErrorKind.PROTOCOL_ERROR: DropReason.DECODE_ERROR,

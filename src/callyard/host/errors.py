@@ -42,9 +42,27 @@ ERROR_KINDS: Final[Mapping[HostErrorKind, ErrorKind]] = {
 }
 
 
+TEXT_MAX: Final = 2_048
+"""Characters of an error's text that are told; an exception may hold a whole document."""
+
+
 class HostError(CallyardError):
-    """An operation of the host failed. Failures are told apart by `kind`, never by text."""
+    """An operation of the host failed. Failures are told apart by `kind`, never by text.
+
+    Raises ValueError for a kind that is none.
+    """
 
     def __init__(self, kind: HostErrorKind, message: str) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind = HostErrorKind(kind)
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, whatever its `__str__` does: of bounded length, and UTF-8."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - of a user's own class
+        text = "(its text cannot be read)"
+    if len(text) > TEXT_MAX:
+        text = f"{text[:TEXT_MAX]}..."
+    return text.encode(errors="backslashreplace").decode()

@@ -30,7 +30,14 @@ from typing import Any, Final, TypeVar, get_type_hints, overload
 import msgspec
 
 from callyard.clock import Timers
-from callyard.host.config import HostConfig, JobQueueConfig, ProcessorFigures, SendFamily, whole_timeout_ms
+from callyard.host.config import (
+    TIMEOUT_MS_MAX,
+    HostConfig,
+    JobQueueConfig,
+    ProcessorFigures,
+    SendFamily,
+    whole_timeout_ms,
+)
 from callyard.host.context import forbid_in_turn, infrastructure_context
 from callyard.host.errors import HostError, HostErrorKind
 from callyard.host.flow import wait_until_done
@@ -120,6 +127,8 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What the parts of a host say of themselves, at one instant."""
 
     spots: int
+    kept: int
+    """Spots that were put away in memory: they have a place, too."""
     ready: int
     """Spots with work that no turn has begun on."""
     timers: int
@@ -154,10 +163,16 @@ class Host:
         processors: ProcessorFigures | None = None,
         **settings: Any,
     ) -> None:
-        self.config = config = _with_settings(config or HostConfig(), settings)
+        config = HostConfig() if config is None else config
+        if not isinstance(config, HostConfig):
+            raise ValueError(f"config must be a HostConfig, got {config!r}")
+        self.config = config = _with_settings(config, settings)
         limits = config.resolve(processors or read_processors())
         self._clock = clock or LoopTimers()
         made = transport(config.core_hwm) if callable(transport) else transport
+        for name, given, method in (("transport", made, "attach"), ("states", states, "save")):
+            if given is not None and not hasattr(given, method):
+                raise ValueError(f"{name} must have the methods of its protocol, {given!r} has no `{method}`")
         self._life = SpotLife(self._clock, states, config.spots_max, partial(SpotTurn, self))
         self._timers = SpotTimers(self._clock)
         self._life.on_gone = self._timers.end
@@ -165,6 +180,8 @@ class Host:
         """For gates and tests."""
         self._ticking: set[asyncio.Task[None]] = set()
         """Messages of timers on their way to their spots' queues."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That it was started on."""
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -187,6 +204,7 @@ class Host:
         """Tell the sockets the pressure, then take records. Once. Raises `HostError(SHUTTING_DOWN)` if closed first."""
         if self._starting is not None or self._closing is not None:
             raise HostError(HostErrorKind.INVALID_OPERATION, "a host is started once, and not after it was closed")
+        self._loop = asyncio.get_running_loop()
         starting = self._starting = self._spawn(self.parts.start())
         try:
             await asyncio.shield(starting)
@@ -199,11 +217,14 @@ class Host:
         """Take nothing new, let what was accepted run until the deadline (default: the setting), then end it.
 
         Who comes second waits for the first. Cancelled, it goes on closing. Raises `HostError(INVALID_OPERATION)` in a
-        handler, which would wait for itself.
+        handler, which would wait for itself; ValueError for a deadline that is no number of milliseconds from 0 on.
         """
         forbid_in_turn("closing the host")
+        self._check_loop()
+        drain_ms = self.config.shutdown_timeout_ms if drain_deadline_ms is None else drain_deadline_ms
+        if type(drain_ms) not in (int, float) or not 0 <= drain_ms <= TIMEOUT_MS_MAX:
+            raise ValueError(f"drain_deadline_ms must be milliseconds, 0 to {TIMEOUT_MS_MAX}, got {drain_ms!r}")
         if self._closing is None:
-            drain_ms = self.config.shutdown_timeout_ms if drain_deadline_ms is None else drain_deadline_ms
             self._closing = self._spawn(self._close(self._clock.now_ms() + int(drain_ms)))
         await asyncio.shield(self._closing)
 
@@ -241,6 +262,7 @@ class Host:
         task = asyncio.ensure_future(_run(work))
         if not await wait_until_done([task], self._clock, self._clock.now_ms() + self._left_ms(deadline_at_ms)):
             task.cancel()
+            task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody is told any more
             _log.warning("%s was not over in time: it is left behind", what)
         elif not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed", what, exc_info=error)
@@ -307,8 +329,8 @@ class Host:
         routes = read_object(factory if isinstance(factory, type) else _made_type(factory))
         idle = None if idle_ms is None else whole_timeout_ms("idle_ms", idle_ms)
         kind = self._life.kinds.of_pattern(pattern)
-        if kind.factory is not None or pattern in self._life.spots:
-            raise ValueError(f"spots of {pattern!r} are made by something else already")
+        if kind.factory is not None or any(spot.kind is kind for spot in self._life.spots.values()):
+            raise ValueError(f"spots of {pattern!r} are made by something else already, or were made without an object")
         kind.add(routes)
         kind.factory = factory
         kind.idle_ms = idle
@@ -333,9 +355,14 @@ class Host:
         return add
 
     def remove(self, spot: str) -> bool:
-        """Forget a spot: a turn that runs goes on, what has not begun ends NOT_FOUND. False: it is not there."""
-        self._life.kinds.drop(spot)
-        return self.parts.owners.remove(spot)
+        """Forget a spot, its timers, and what was kept of it in memory; a store of yours keeps what it has.
+
+        A turn that runs goes on, what has not begun ends NOT_FOUND. False: there was nothing to forget.
+        """
+        check_spot_id(spot)
+        self._check_loop()
+        self._timers.end(spot)
+        return self._life.remove(spot)
 
     async def move(self, spot: str, make: Factory | None = None) -> None:
         """Give a spot a new object, of `make` or its own factory: the old one's `dump()` goes into the new one's
@@ -344,6 +371,8 @@ class Host:
         Whatever fails, the old one stays. Raises `HostError`: NOT_FOUND; INVALID_OPERATION in a turn of that spot,
         while it is being made or moved, and without a `dump` and a factory; and what `dump` and `load` raise.
         """
+        check_spot_id(spot)
+        self._check_loop()
         await self._life.move(spot, make)
 
     # --- messages ---
@@ -354,6 +383,7 @@ class Host:
         Without room there it waits, for `timeout_ms` but no longer than the send timeout. Awaiting raises `HostError`:
         DEADLINE_EXCEEDED, NOT_FOUND, SHUTTING_DOWN, UNAVAILABLE. What fails when nobody awaits is counted as dropped.
         """
+        self._check_loop()
         name, payload = name_of(type(message)), encode(message)
         submit: Submit
         if self._is_local(spot):
@@ -377,6 +407,7 @@ class Host:
         PROTOCOL_ERROR, SHUTTING_DOWN, INTERNAL_FAILURE for a handler that failed; INVALID_OPERATION in a turn of the
         same spot, which would wait for itself.
         """
+        self._check_loop()
         name, payload = name_of(type(message)), encode(message)
         if not self._is_local(spot):
             start = partial(self._start_request, spot, name, payload)
@@ -386,10 +417,10 @@ class Host:
             sent: list[int] = []
             submit = partial(self._submit_request, sent, spot, name, payload)
             try:
-                outcome = await self.parts.outbound.request(spot, submit, timeout_ms=timeout_ms)
+                outcome = await self.parts.outbound.request(spot, submit, timeout_ms=timeout_ms, is_local=True)
             except asyncio.CancelledError:
                 for operation_id in sent:
-                    self.parts.owners.cancel(LOCAL, operation_id)
+                    self.parts.moving.cancel(LOCAL, operation_id)
                 raise
         return decode_reply(outcome.payload if isinstance(outcome, Completion) else outcome, reply)
 
@@ -399,6 +430,7 @@ class Host:
         Once begun it does not fail: a spot without room is left out, and that is counted.
         """
         check_pattern(pattern)
+        self._check_loop()
         name, payload = name_of(type(message)), encode(message)
         targets: list[Submit] = [
             partial(self._submit_local, spot, Record(RecordKind.PUBLISH, LOCAL, spot, name, payload))
@@ -441,6 +473,7 @@ class Host:
         parts = self.parts
         return HostStatistics(
             spots=len(self._life.spots),
+            kept=self._life.kept,
             ready=parts.owners.ready,
             timers=len(self._timers),
             operations=parts.outbound.operations,
@@ -457,8 +490,17 @@ class Host:
 
     # --- steps ---
 
+    def _check_loop(self) -> None:
+        """Raises `HostError(INVALID_OPERATION)` in another thread, or on another loop, than it was started in."""
+        if self._loop is not None and _running_loop() is not self._loop:
+            raise HostError(
+                HostErrorKind.INVALID_OPERATION,
+                "a host is used on the event loop that it was started on: from a thread, hand the call over by "
+                "`loop.call_soon_threadsafe` or `asyncio.run_coroutine_threadsafe`",
+            )
+
     def _is_local(self, spot: str) -> bool:
-        if spot in self._life.spots:
+        if type(spot) is str and spot in self._life.spots:
             return True
         check_spot_id(spot)
         return self.parts.transport is None or self._life.is_here(spot)
@@ -498,6 +540,8 @@ class Host:
         task.add_done_callback(self._ticking.discard)
 
     def _arm(self, spot: str, after_ms: int, every_ms: int | None, message: Any) -> SpotTimer:
+        check_spot_id(spot)
+        self._check_loop()
         if not self._life.is_here(spot):
             raise HostError(HostErrorKind.NOT_FOUND, f"there is no spot {spot!r} here to have a timer")
         name, payload = name_of(type(message)), encode(message)
@@ -511,6 +555,13 @@ class Host:
             self._keep(self._tick(spot, partial(self._submit_local, spot, item), over))
 
         return self._timers.arm(spot, after_ms, every_ms, tick)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 async def _run(work: Awaitable[None]) -> None:
@@ -536,6 +587,8 @@ def _with_settings(config: HostConfig, settings: dict[str, Any]) -> HostConfig:
     unknown = settings.keys() - of_jobs - of_host
     if unknown:
         raise ValueError(f"a host has no setting {sorted(unknown)[0]!r}: there are {sorted(of_host | of_jobs)}")
+    if not isinstance(settings.get("jobs", config.jobs), JobQueueConfig):
+        raise ValueError(f"jobs must be a JobQueueConfig, got {settings['jobs']!r}")
     jobs = {name: value for name, value in settings.items() if name in of_jobs}
     others = {name: value for name, value in settings.items() if name in of_host}
     if jobs:

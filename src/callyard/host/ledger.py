@@ -38,6 +38,12 @@ class OwnerLimits:
             value, least = getattr(self, name), 0 if name == "fixed_work_bytes" else 1
             if type(value) is not int or value < least:
                 raise ValueError(f"{name}: expected a whole number, {least} or more, got {value!r}")
+        for name in ("application_bytes_max", "lifecycle_bytes_max"):
+            if getattr(self, name) < self.fixed_work_bytes:
+                raise ValueError(
+                    f"{name}: expected {self.fixed_work_bytes} or more, got {getattr(self, name)}: every item costs "
+                    "fixed_work_bytes, so none would ever fit"
+                )
 
 
 class Column(NamedTuple):

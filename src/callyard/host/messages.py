@@ -84,12 +84,20 @@ def read_handler(function: Callable[..., Any], message_type: Any = None, *, take
     Raises ValueError for another shape, and where no type can be read.
     """
     label = getattr(function, "__qualname__", repr(function))
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ValueError(f"{label} is a generator: calling it would run nothing, and a handler's value is one message")
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [each for each in inspect.signature(function).parameters.values() if each.kind in positional]
+    parameters = inspect.signature(function).parameters.values()
+    found = [each for each in parameters if each.kind in positional]
     needed = [each for each in found if each.default is inspect.Parameter.empty][int(takes_state) :]
-    if len(needed) not in (1, 2):
+    others = [
+        each
+        for each in parameters
+        if each.kind is inspect.Parameter.KEYWORD_ONLY and each.default is inspect.Parameter.empty
+    ]
+    if len(needed) not in (1, 2) or others:
         raise ValueError(
-            f"a handler takes (message) or (turn, message), {label} takes {[each.name for each in needed]}"
+            f"a handler takes (message) or (turn, message), {label} takes {[each.name for each in needed + others]}"
         )
     if message_type is None:
         message_type = _annotated_type(function, needed[-1].name, label)

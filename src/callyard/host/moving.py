@@ -8,9 +8,10 @@ Held records are backlog, not jobs: a permit goes back once its record is held, 
 it is its turn to be queued. While that goes on, a record that comes lends its permit to the head and takes the tail: so
 the hold does not grow, however much comes, and who sends is slowed by permits as ever.
 
-The hold has no cap of its own for what transports bring: their bytes and the records' deadlines bound it, and a move is
-bounded in time by who asks for it. What handlers of this host send comes by no transport: of that, a unit holds as much
-as a lane would, and then there is no room. One-ways to a session without a connection wait as sends do, so long and so
+Nothing that a transport brings is refused by a hold. As much as a lane would take is held without permits; what comes
+beyond that keeps its own, so that who sends is slowed before memory is short, and these are the first that a replay
+uses. What handlers of this host send comes by no transport: of that, a unit holds as much as a lane would, and then
+there is no room. One-ways to a session without a connection wait as sends do, so long and so
 many. Source: job-queue §0, §3, R22, R39, R40, R49, R114, R116, R124.
 """
 
@@ -25,7 +26,7 @@ import msgspec
 
 from callyard.clock import Timer, Timers
 from callyard.host.config import OUTBOUND_WAITER_SLOTS, SEND_TIMEOUT_MS
-from callyard.host.context import infrastructure_context
+from callyard.host.context import infrastructure, infrastructure_context
 from callyard.host.drops import DropReason, Drops
 from callyard.host.errors import HostError, HostErrorKind
 from callyard.host.jobs import JobQueue, JobWaiter, Permit
@@ -42,11 +43,13 @@ Origin: TypeAlias = Literal["received", "local", "backlog", "session"]
 
 
 class MovingStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """At one instant. All but the first two are counted since the last reset."""
+    """At one instant. All but the first three are counted since the last reset."""
 
     units: int
     """That have something held."""
     held: int
+    permits: int
+    """That held records keep."""
     replayed: int
     expired: int
     """Held past their deadlines."""
@@ -69,13 +72,20 @@ class Held:
 class _Hold:
     """Of one unit, oldest first."""
 
-    __slots__ = ("has_no_room", "is_replaying", "items", "key", "local_bytes", "local_items", "waiter")
+    __slots__ = (
+        *("has_no_room", "is_replaying", "items", "key", "local_bytes", "local_items"),
+        *("permits", "received_bytes", "received_items", "waiter"),
+    )
 
     def __init__(self, key: OwnerKey) -> None:
         self.key = key
         self.items: OrderedDict[Held, None] = OrderedDict()
         self.local_items = 0
         self.local_bytes = 0
+        self.received_items = 0
+        self.received_bytes = 0
+        self.permits: list[Permit] = []
+        """Of what was received beyond a lane's worth."""
         self.waiter: JobWaiter | None = None
         """In line for the permit of the head."""
         self.has_no_room = False
@@ -118,6 +128,8 @@ class Moving:
         self._session_timeout_ms = session_timeout_ms
         self._holds: dict[OwnerKey, _Hold] = {}
         """Of units with something held, and of those that are being opened."""
+        self._requests: dict[tuple[SourceId, int], Held] = {}
+        """Those that are held, to be cancelled by name."""
         self._slots_used = 0
         """By one-ways to sessions without a connection, of all sessions."""
         self._origin: Origin = "received"
@@ -161,32 +173,27 @@ class Moving:
             return HostErrorKind.CAPACITY_EXCEEDED
         return refused
 
-    def hold(self, key: OwnerKey, item: Item, lane: Lane) -> HostErrorKind | None:
+    def hold(self, key: OwnerKey, item: Item, lane: Lane, permit: Permit | None) -> HostErrorKind | None:
         """For the owners: their span found the unit sealed, unborn, or not done with what was held."""
         assert lane is Lane.APPLICATION, f"hold_in_order: {lane.name} work is never held"
         deadline_at_ms = item.deadline_at_ms if isinstance(item, Record) else None
         if self._is_past(deadline_at_ms):
             return HostErrorKind.DEADLINE_EXCEEDED
-        self._append(self._hold_of(key), Held(item, self._origin, deadline_at_ms))
+        hold = self._hold_of(key)
+        self._append(hold, Held(item, self._origin, deadline_at_ms))
+        if permit is not None:
+            hold.permits.append(permit)
+            self._give_permits_back(hold)
         return None
 
-    def cancel(self, key: OwnerKey, source: SourceId, operation_id: int) -> bool:
-        """End a request that has not begun, held or queued, without an answer: who asked has gone. False: no such one.
-
-        Looks through what is held for `key`.
-        """
-        hold = self._holds.get(key)
-        for held in hold.items if hold is not None else ():
-            item = held.item
-            if isinstance(item, Record) and (item.kind, item.source, item.operation_id) == (
-                RecordKind.REQUEST,
-                source,
-                operation_id,
-            ):
-                assert hold is not None
-                self._leave(hold, held)
-                return True
-        return self._owners.cancel(source, operation_id)
+    def cancel(self, source: SourceId, operation_id: int) -> bool:
+        """End a request that has not begun, held or queued, without an answer: who asked has gone. False: none such."""
+        held = self._requests.get((source, operation_id))
+        if held is None:
+            return self._owners.cancel(source, operation_id)
+        assert isinstance(held.item, Record), "a request is a record"
+        self._leave(self._holds[held.item.target], held)
+        return True
 
     def give_room(self, key: OwnerKey) -> None:
         """An owner has given room back (`on_room`): this comes before those who wait in line for it."""
@@ -250,6 +257,7 @@ class Moving:
             for held in list(hold.items):
                 self._remove(hold, held)
                 self._drop(held, kind)
+            self._give_permits_back(hold)
 
     def close(self, kind: HostErrorKind = HostErrorKind.SHUTTING_DOWN) -> None:
         for key in list(self._holds):
@@ -265,6 +273,7 @@ class Moving:
         return MovingStatus(
             units=sum(bool(hold.items) for hold in self._holds.values()),
             held=sum(len(hold.items) for hold in self._holds.values()),
+            permits=sum(len(hold.permits) for hold in self._holds.values()),
             replayed=self._replayed,
             expired=self._expired,
             dropped=self._dropped,
@@ -283,6 +292,12 @@ class Moving:
             assert hold.local_items == len(local) <= limits.application_items_max, f"hold_bounded: {key!r} items"
             charged = sum(self._charge(held.item) for held in local)
             assert hold.local_bytes == charged <= limits.application_bytes_max, f"hold_bounded: {key!r} bytes"
+            received = [self._charge(held.item) for held in hold.items if held.origin == "received"]
+            assert (hold.received_items, hold.received_bytes) == (len(received), sum(received)), (
+                f"hold_bounded: {key!r}"
+            )
+            is_over = self._is_over(hold)
+            assert is_over or not hold.permits, f"permit_once: {key!r} keeps {len(hold.permits)} permits for nothing"
             slots += sum(held.origin == "session" for held in hold.items)
             condition = self._condition(key)
             if condition is Condition.REPLAYING:
@@ -324,6 +339,7 @@ class Moving:
             self._go_on(hold)
             return None
         if hold.has_no_room:
+            self._give_permits_back(hold)
             return HostErrorKind.CAPACITY_EXCEEDED  # as of any owner whose queue is full
         self._finish(hold)
         return self._owners.commit(record, permit)
@@ -356,7 +372,7 @@ class Moving:
                     continue
                 if hold.waiter is not None:
                     return
-                permit = self._jobs.try_acquire()
+                permit = hold.permits.pop() if hold.permits else self._jobs.try_acquire()
                 if permit is None:
                     self._stand_in_line(hold)
                     return
@@ -364,6 +380,7 @@ class Moving:
                     permit.release()
         finally:
             hold.is_replaying = False
+            self._give_permits_back(hold)
         self._finish(hold)
 
     def _stand_in_line(self, hold: _Hold) -> None:
@@ -407,6 +424,7 @@ class Moving:
             return
         del self._holds[hold.key]
         self._stop_replay(hold)
+        self._give_permits_back(hold)
         self._owners.set_condition(hold.key, Condition.OPEN)  # and who waits in line is told
 
     def _stop_replay(self, hold: _Hold) -> None:
@@ -440,19 +458,37 @@ class Moving:
         return self._owners.limits.fixed_work_bytes + (item.bytes if isinstance(item, Callback) else len(item.payload))
 
     def _fits(self, hold: _Hold, item: Item) -> bool:
-        """Whether a lane's bounds have room for one more item of this host's."""
-        limits = self._owners.limits
-        return (
+        """Whether a lane's bounds have room for one more item of this host's; what never fits is for the owner."""
+        limits, charge = self._owners.limits, self._charge(item)
+        return charge > limits.application_bytes_max or (
             hold.local_items < limits.application_items_max
-            and hold.local_bytes + self._charge(item) <= limits.application_bytes_max
+            and hold.local_bytes + charge <= limits.application_bytes_max
         )
+
+    def _is_over(self, hold: _Hold) -> bool:
+        """Whether more was received than a lane would take."""
+        limits = self._owners.limits
+        return hold.received_items > limits.application_items_max or hold.received_bytes > limits.application_bytes_max
+
+    def _give_permits_back(self, hold: _Hold) -> None:
+        if hold.permits and not self._is_over(hold):
+            permits, hold.permits = hold.permits, []
+            with infrastructure():
+                for permit in permits:
+                    permit.release()
 
     def _append(self, hold: _Hold, held: Held) -> None:
         hold.items[held] = None
         if held.origin == "local":
             hold.local_items += 1
             hold.local_bytes += self._charge(held.item)
+        elif held.origin == "received":
+            hold.received_items += 1
+            hold.received_bytes += self._charge(held.item)
         self._slots_used += held.origin == "session"
+        name = _request_name(held.item)
+        if name is not None:
+            self._requests[name] = held
         if held.deadline_at_ms is not None:
             self._arm(hold, held, held.deadline_at_ms)
 
@@ -461,7 +497,13 @@ class Moving:
         if held.origin == "local":
             hold.local_items -= 1
             hold.local_bytes -= self._charge(held.item)
+        elif held.origin == "received":
+            hold.received_items -= 1
+            hold.received_bytes -= self._charge(held.item)
         self._slots_used -= held.origin == "session"
+        name = _request_name(held.item)
+        if name is not None and self._requests.get(name) is held:
+            del self._requests[name]
         if held.timer is not None:
             held.timer.cancel()
             held.timer = None
@@ -483,6 +525,9 @@ class Moving:
         """Out of the hold, not through its head; and what that was in the way of goes on."""
         was_head = hold.head is held
         self._remove(hold, held)
+        self._give_permits_back(hold)
+        if held.origin == "local":
+            self._look_again(hold.key)  # the hold has room for one more of this host's
         if was_head and self._is_replaying(hold):
             hold.has_no_room = False  # what was too large for the room there is no longer in front
             self._go_on(hold)
@@ -507,8 +552,14 @@ class Moving:
             self._answer(item, kind)
             return
         message_kind = RecordKind.ONE_WAY if isinstance(item, Callback) else item.kind
-        is_end = kind is HostErrorKind.SHUTTING_DOWN
-        self._drops.count(message_kind, DropReason.SHUTDOWN if is_end else DropReason.STALE_TARGET)
+        if kind in (HostErrorKind.SHUTTING_DOWN, HostErrorKind.REJECTED):
+            self._drops.count_error(message_kind, kind)
+        else:
+            self._drops.count(message_kind, DropReason.STALE_TARGET)
+
+
+def _request_name(item: Item) -> tuple[SourceId, int] | None:
+    return (item.source, item.operation_id) if isinstance(item, Record) and item.kind is RecordKind.REQUEST else None
 
 
 def expects_answer(item: Item) -> bool:

@@ -10,6 +10,7 @@ A request never waits for room. Source: job-queue §7, §8, R78-R90, R92, R103, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
 from enum import StrEnum
 from functools import partial
@@ -24,6 +25,8 @@ from callyard.host.requests import RequestTable
 from callyard.host.waiters import Waiter, Waiters
 from callyard.transport.port import Completion, OutgoingKind, TransportRefused
 
+_log: Final = logging.getLogger("callyard.host")
+
 Submitted: TypeAlias = HostErrorKind | Awaitable[None] | None
 """What became of a submission: refused, so nothing changed; an operation that runs; None: it is where it should be.
 
@@ -34,6 +37,8 @@ Submit: TypeAlias = Callable[[int], Submitted]
 
 SubmitRequest: TypeAlias = Callable[[int, int], Submitted]
 """The same of the operation's id and the deadline."""
+
+TOO_LARGE: Final = "it is larger than a whole queue ever is (owners: application_bytes_max)"
 
 REFUSED_KINDS: Final = {
     "not_found": HostErrorKind.NOT_FOUND,
@@ -68,7 +73,8 @@ def error_of(raised: BaseException) -> HostError:
         kind = REFUSED_KINDS.get(raised.reason, HostErrorKind.INTERNAL_FAILURE)
         error = HostError(kind, f"the transport did not take the operation: {raised.reason}")
     else:
-        error = HostError(HostErrorKind.INTERNAL_FAILURE, f"the transport failed: {raised!r}")
+        _log.error("an operation failed", exc_info=raised)
+        error = HostError(HostErrorKind.INTERNAL_FAILURE, f"the operation failed: {type(raised).__name__}")
     error.__cause__ = raised
     return error
 
@@ -114,6 +120,10 @@ class Sending:
         return True
 
     def __await__(self) -> Generator[Any, None, None]:
+        if self._future is not None:
+            raise HostError(
+                HostErrorKind.INVALID_OPERATION, "a send is awaited by one at a time, and another awaits it"
+            )
         if self._state is SendingState.CANCELLED:
             raise asyncio.CancelledError
         if self._state is SendingState.ENDED:
@@ -216,7 +226,7 @@ class Outbound:
         for submit in targets:
             try:
                 submitted = submit(deadline_at_ms)
-            except (HostError, TransportRefused) as raised:
+            except Exception as raised:  # noqa: BLE001 - the transport's; told by its kind
                 submitted = error_of(raised).kind
             if isinstance(submitted, HostErrorKind):
                 self._drops.count_error(OutgoingKind.PUBLISH, submitted)
@@ -228,11 +238,14 @@ class Outbound:
         sending._is_begun = True
         return sending
 
-    async def request(self, target: str, submit: SubmitRequest, *, timeout_ms: float | None = None) -> Any:
+    async def request(
+        self, target: str, submit: SubmitRequest, *, timeout_ms: float | None = None, is_local: bool = False
+    ) -> Any:
         """Send a request and wait for its outcome: the `Completion` of a reply, or what a local owner returned.
 
         Its place in the table comes first: without one nothing is sent. No room, here or there, is an answer at once.
-        Cancelling it takes it out of the table; a reply that comes later is dropped. Raises `HostError`.
+        Cancelling it takes it out of the table; a reply that comes later is dropped. `is_local`: no transport brings
+        its answer. Raises `HostError`.
         """
         self._check_open()
         now_ms = self._timers.now_ms()
@@ -240,14 +253,16 @@ class Outbound:
             timeout_ms = self._config.request_timeout_ms
         deadline_at_ms = now_ms + whole_timeout_ms("timeout_ms", timeout_ms)
         outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        request = self._requests.reserve(target, deadline_at_ms, partial(deliver, outcome))
+        request = self._requests.reserve(target, deadline_at_ms, partial(deliver, outcome), is_local=is_local)
         try:
             try:
                 submitted = submit(request.operation_id, deadline_at_ms)
-            except TransportRefused as refused:
-                raise error_of(refused) from refused
+            except HostError:
+                raise
+            except Exception as raised:
+                raise error_of(raised) from raised
             if isinstance(submitted, HostErrorKind):
-                raise HostError(submitted, f"{target!r} did not take the request: {submitted.name}")
+                raise HostError(submitted, f"{target!r} did not take the request: {_why(submitted)}")
             if submitted is not None:
                 self._run(submitted).add_done_callback(partial(self._end_of_request_start, request.operation_id))
             return await outcome
@@ -257,11 +272,20 @@ class Outbound:
     def complete(self, completion: Completion) -> bool:
         """A reply or an error reply came; False: nobody waits for it any more, and it is counted."""
         outcome = read_error(completion) if completion.error else completion
-        return self._requests.settle(completion.operation_id, outcome)
+        return self._requests.settle(completion.operation_id, outcome, is_received=True)
 
-    def reply(self, operation: Awaitable[None]) -> None:
-        """See a reply's operation to its end. Nobody waits for it: if it fails, that is counted."""
-        self._run(operation).add_done_callback(self._end_of_reply)
+    def reply(self, start: Callable[[], Awaitable[None]]) -> asyncio.Future[None] | None:
+        """Start a reply, and see its operation to its end, whoever waits for that: if it fails, it is counted.
+
+        None: it has failed. Raises nothing.
+        """
+        try:
+            operation = self._run(start())
+        except Exception as raised:  # noqa: BLE001 - the transport's
+            self._drops.count_error(OutgoingKind.REPLY, error_of(raised).kind)
+            return None
+        operation.add_done_callback(self._end_of_reply)
+        return operation
 
     def detach(self, key: Hashable, target: str) -> None:
         """A target is gone: who waits for its room or its answers ends UNAVAILABLE."""
@@ -283,7 +307,7 @@ class Outbound:
         """Submit once; False: there is no room, and nothing has changed."""
         try:
             submitted = submit(deadline_at_ms)
-        except (HostError, TransportRefused) as raised:
+        except Exception as raised:  # noqa: BLE001 - the transport's: an attempt is made once, however it ends
             submitted = None
             sending._end(error_of(raised))
         else:
@@ -292,7 +316,7 @@ class Outbound:
             if submitted is None:
                 sending._end(None)
             elif isinstance(submitted, HostErrorKind):
-                sending._end(HostError(submitted, f"the send was not taken: {submitted.name}"))
+                sending._end(HostError(submitted, f"the send was not taken: {_why(submitted)}"))
             else:
                 self._run(submitted).add_done_callback(partial(self._end_of_send, sending))
         return True
@@ -337,6 +361,10 @@ class Outbound:
 
     def _closing_error(self, kind: HostErrorKind) -> HostError:
         return HostError(kind, "the host is closing: it takes nothing more to send")
+
+
+def _why(kind: HostErrorKind) -> str:
+    return TOO_LARGE if kind is HostErrorKind.REJECTED else kind.name
 
 
 def deliver(outcome: asyncio.Future[Any], value: Any) -> bool:

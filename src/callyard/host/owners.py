@@ -231,9 +231,11 @@ class OwnerEvents(Protocol):
 
 
 class IngressHold(Protocol):
-    """Takes what comes for units that are sealed, unborn, or not done with what was held; or says why not."""
+    """Takes what comes for units that are sealed, unborn, or not done with what was held, and the permit that it came
+    with; or says why not, and takes neither.
+    """
 
-    def __call__(self, key: OwnerKey, item: Item, lane: Lane, /) -> HostErrorKind | None: ...
+    def __call__(self, key: OwnerKey, item: Item, lane: Lane, permit: Permit | None, /) -> HostErrorKind | None: ...
 
 
 def _admit_all(asking: Asking) -> Admission | HostErrorKind:
@@ -377,28 +379,24 @@ class Owners:
     def commit(self, record: Record, permit: Permit, *, replay: bool = False) -> HostErrorKind | None:
         """Let a received record in: None, and it is its owner's, permit and all; else nothing has changed.
 
-        Where the hold takes it, the permit goes back here. `replay` is what the hold gives back, to a REPLAYING unit.
+        Where the hold takes it, the permit is the hold's. `replay` is what the hold gives back, to a REPLAYING unit.
         The kinds are this runtime's own view: over the wire a full queue is another node's, see `kind_for_reply`.
         """
         answer = self._append(record.target, record, Lane.APPLICATION, len(record.payload), permit, replay)
         if not isinstance(answer, Admission):
             return answer
-        refused = self._hold_back(record.target, record, Lane.APPLICATION)
-        if refused is None:
-            with infrastructure():
-                permit.release()
-        return refused
+        return self._hold_back(record.target, record, Lane.APPLICATION, permit)
 
     def submit_local(
         self, key: OwnerKey, item: Item, lane: Lane = Lane.APPLICATION, *, replay: bool = False
     ) -> HostErrorKind | None:
         """Let in work of this process: no permit, the owner's lanes bound it. Never waits.
 
-        CAPACITY_EXCEEDED: full. A one-way may wait, `on_room` tells; a request ends.
+        CAPACITY_EXCEEDED: full. A one-way may wait, `on_room` tells; a request ends. REJECTED: it fits no empty lane.
         """
         payload_bytes = item.bytes if isinstance(item, Callback) else len(item.payload)
         answer = self._append(key, item, lane, payload_bytes, None, replay)
-        return self._hold_back(key, item, lane) if isinstance(answer, Admission) else answer
+        return self._hold_back(key, item, lane, None) if isinstance(answer, Admission) else answer
 
     def _append(
         self, key: OwnerKey, item: Item, lane: Lane, payload_bytes: int, permit: Permit | None, replay: bool
@@ -413,14 +411,18 @@ class Owners:
         try:
             owner = self._by_key.get(key)
             answer = self._admit(_asks(owner, lane, replay))
-            if answer is not _ADMIT:
+            if answer is not _ADMIT and not isinstance(answer, Admission):
                 return answer
             if owner is None:
                 return HostErrorKind.NOT_FOUND
-            if lane is _APPLICATION and owner.condition is _NOT_CONNECTED:
-                return HostErrorKind.UNAVAILABLE
             line = owner.lines[lane]
             charge = owner.ledger.charge(payload_bytes)
+            if charge > line.bytes_max:  # no room that comes is ever enough
+                return HostErrorKind.REJECTED
+            if answer is not _ADMIT:
+                return answer
+            if lane is _APPLICATION and owner.condition is _NOT_CONNECTED:
+                return HostErrorKind.UNAVAILABLE
             if not line.try_reserve(charge):
                 return HostErrorKind.CAPACITY_EXCEEDED
             if permit is not None:
@@ -440,8 +442,8 @@ class Owners:
             self._tell_ready()
         return None
 
-    def _hold_back(self, key: OwnerKey, item: Item, lane: Lane) -> HostErrorKind | None:
-        return HostErrorKind.UNAVAILABLE if self.hold is None else self.hold(key, item, lane)
+    def _hold_back(self, key: OwnerKey, item: Item, lane: Lane, permit: Permit | None) -> HostErrorKind | None:
+        return HostErrorKind.UNAVAILABLE if self.hold is None else self.hold(key, item, lane, permit)
 
     def cancel(self, source: SourceId, operation_id: int) -> bool:
         """End a request that has not begun, without an answer: who asked has gone. False: it is not there."""

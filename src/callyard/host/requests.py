@@ -52,7 +52,10 @@ class RequestsStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Request:
     """One entry. Its caller ends it by `release`, whatever else has happened."""
 
-    __slots__ = ("_deliver", "_table", "_timer", "deadline_at_ms", "operation_id", "started_at_ms", "state", "target")
+    __slots__ = (
+        *("_deliver", "_table", "_timer", "deadline_at_ms", "is_local"),
+        *("operation_id", "started_at_ms", "state", "target"),
+    )
 
     def __init__(
         self,
@@ -62,11 +65,14 @@ class Request:
         started_at_ms: int,
         deadline_at_ms: int,
         deliver: Deliver,
+        is_local: bool,
     ) -> None:
         self.operation_id = operation_id
         self.target = target
         self.started_at_ms = started_at_ms
         self.deadline_at_ms = deadline_at_ms
+        self.is_local = is_local
+        """It was sent to nobody outside, so nobody outside answers it."""
         self.state = RequestState.IN_FLIGHT
         self._table = table
         self._deliver = deliver
@@ -95,7 +101,7 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._in_flight) + len(self._undelivered)
 
-    def reserve(self, target: str, deadline_at_ms: int, deliver: Deliver) -> Request:
+    def reserve(self, target: str, deadline_at_ms: int, deliver: Deliver, *, is_local: bool = False) -> Request:
         """A place for a request that is sent next. `deliver` is called once, unless it is released before.
 
         Raises `HostError`: CAPACITY_EXCEEDED without a place, and what the table was closed with.
@@ -110,17 +116,21 @@ class RequestTable:
             )
         self._last_id += 1
         now_ms = self._timers.now_ms()
-        request = Request(self, self._last_id, target, now_ms, deadline_at_ms, deliver)
+        request = Request(self, self._last_id, target, now_ms, deadline_at_ms, deliver, is_local)
         self._in_flight[request.operation_id] = request
         self._arm(request)
         return request
 
-    def settle(self, operation_id: int, outcome: Any) -> bool:
-        """End a request, by a value or a `HostError`; False: it had ended, and this is dropped and counted."""
-        request = self._in_flight.pop(operation_id, None)
-        if request is None:
+    def settle(self, operation_id: int, outcome: Any, *, is_received: bool = False) -> bool:
+        """End a request, by a value or a `HostError`; False: it had ended, and this is dropped and counted.
+
+        `is_received`: by what a peer sent, which ends no request that was not sent to peers, whatever its number.
+        """
+        request = self._in_flight.get(operation_id)
+        if request is None or (is_received and request.is_local):
             self._late += 1
             return False
+        del self._in_flight[operation_id]
         self._settle(request, outcome)
         return True
 

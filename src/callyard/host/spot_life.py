@@ -24,7 +24,7 @@ from callyard.host.flow import wait_until_done
 from callyard.host.ledger import Lane
 from callyard.host.messages import JSON, Route, encode, find_route
 from callyard.host.owners import Callback, Condition
-from callyard.host.spots import Factory, Kind, Kinds, MemoryStates, Spot, States, matches
+from callyard.host.spots import Factory, Kind, Kinds, Spot, States, is_pattern, matcher
 from callyard.host.states import Admission, Asking
 from callyard.host.turns import ABANDON_MS, Turn
 from callyard.host.wiring import HostParts
@@ -47,8 +47,9 @@ class SpotLife:
         self.on_gone: Callable[[str], None] = lambda spot: None
         """Told of spots that are gone for good."""
         self._timers = timers
-        self._saves_at_close = states is not None
-        self._states = states or MemoryStates()
+        self._store = states
+        self._kept: dict[str, bytes] = {}
+        """Without a store: the states of spots that were put away, and are not here. They count as spots."""
         self._spots_max = spots_max
         self.now_ms = timers.now_ms
         self.turn_of = turn_of
@@ -74,22 +75,26 @@ class SpotLife:
         answer = self.parts.life.admit(Asking.NEW_PAYLOAD)
         if not isinstance(answer, Admission):
             return answer
-        if len(self.spots) >= self._spots_max:
+        if self._is_full and spot not in self._kept:
             return HostErrorKind.CAPACITY_EXCEEDED
         if kind.factory is None:
             self._watch_idle(self.add(spot, kind))
             return None
         made = self.add(spot, kind, condition=Condition.CREATING)
+        made.kept = self._kept.pop(spot, None)
         make = Callback(partial(self._make, made, kind.factory), on_end=partial(self._made, made))
         refused = self.parts.owners.submit_local(spot, make, Lane.LIFECYCLE)
         assert refused is None, f"the first work of {spot!r} was refused: {refused}"
         return None
 
     def matching(self, pattern: str) -> Sequence[str]:
+        if not is_pattern(pattern):
+            return ()
         if "*" not in pattern:
             return (pattern,) if pattern in self.spots or pattern in self.kinds.exact_ids() else ()
-        here = [spot for spot in self.spots if matches(pattern, spot)]
-        unmade = [spot for spot in self.kinds.exact_ids() if spot not in self.spots and matches(pattern, spot)]
+        is_meant = matcher(pattern)
+        here = [spot for spot in self.spots if is_meant(spot)]
+        unmade = [spot for spot in self.kinds.exact_ids() if spot not in self.spots and is_meant(spot)]
         return here + unmade
 
     def decode(self, record: Record) -> tuple[Route, Any]:
@@ -116,6 +121,32 @@ class SpotLife:
         if gone is not None and not gone.is_going:
             self.on_gone(spot)
 
+    def give_places(self) -> None:
+        if len(self.spots) + len(self._kept) != self._spots_max - 1:  # nobody can have waited for a place
+            return
+        for key in self.parts.waiters.places():
+            if self._is_full:
+                return
+            if key not in self.spots:
+                self.parts.waiters.admit(key)
+
+    def remove(self, spot_id: str) -> bool:
+        """Forget a spot, and what was kept of it. False: it is neither here nor put away in memory."""
+        self.kinds.drop(spot_id)
+        was_kept = self._kept.pop(spot_id, None) is not None
+        if was_kept:
+            self.give_places()
+        return self.parts.owners.remove(spot_id) or was_kept
+
+    @property
+    def kept(self) -> int:
+        """Spots that were put away in memory."""
+        return len(self._kept)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.spots) + len(self._kept) >= self._spots_max
+
     # Made.
 
     async def _make(self, spot: Spot, factory: Factory, turn: Turn) -> Any:
@@ -123,16 +154,21 @@ class SpotLife:
         if isawaitable(made):
             made = await made
         if hasattr(made, "load"):
-            saved = await self._states.load(spot.id)
+            saved = spot.kept if self._store is None else await self._store.load(spot.id)
             if saved is not None:
                 await _load(made, saved)
         return made
 
     def _made(self, spot: Spot, outcome: Any) -> None:
+        kept, spot.kept = spot.kept, None
         if isinstance(outcome, HostError):
             _log.warning("%r could not be made: %s", spot.id, outcome)
-            if self.spots.get(spot.id) is spot:
-                self.parts.owners.remove(spot.id, outcome.kind)
+        if self.spots.get(spot.id) is not spot:  # it was removed meanwhile, and may be here anew
+            return
+        if isinstance(outcome, HostError):
+            if kept is not None:
+                self._kept[spot.id] = kept
+            self.parts.owners.remove(spot.id, outcome.kind)
             return
         spot.state = outcome
         self._watch_idle(spot)
@@ -201,16 +237,26 @@ class SpotLife:
         """What has a `dump` is saved, where a store was given; after the last turn. What fails is logged."""
         for spot in list(self.spots.values()):
             owner = self.parts.owners.get(spot.id)
-            if not self._saves_at_close or self._timers.now_ms() >= deadline_at_ms:
+            if self._store is None or self._timers.now_ms() >= deadline_at_ms:
                 return
             if hasattr(spot.state, "dump") and owner is not None and not owner.active:
                 try:
-                    await self.save(spot.id, await _settle(spot.state.dump()))
+                    await self._store.save(spot.id, encode(await _settle(spot.state.dump())))
                 except Exception:  # noqa: BLE001 - of the spot's own dump, or its store
                     _log.warning("%r could not be saved", spot.id, exc_info=True)
 
-    async def save(self, spot_id: str, state: Any) -> None:
-        await self._states.save(spot_id, encode(state))
+    async def save(self, spot_id: str, state: Any) -> bytes:
+        """In the store, if there is one. Returns what is kept."""
+        kept = encode(state)
+        if self._store is not None:
+            await self._store.save(spot_id, kept)
+        return kept
+
+    def put_away(self, spot: Spot, kept: bytes) -> None:
+        """It is saved, and nothing came for it meanwhile."""
+        if self._store is None:
+            self._kept[spot.id] = kept  # first: its place does not become free
+        self._forget(spot)
 
     async def stop(self, deadline_at_ms: int) -> None:
         """Let moves come to their ends, then cancel them."""
@@ -235,7 +281,7 @@ class _PutAway:
 
     def cut_over(self, loaded: Any) -> None:
         if not self._life.parts.moving.held(self._spot.id):
-            self._life._forget(self._spot)
+            self._life.put_away(self._spot, loaded)
 
 
 class _Move:

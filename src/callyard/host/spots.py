@@ -15,6 +15,9 @@ from callyard.host.messages import Route, Routes
 SPOT_BYTES_MAX: Final = 255
 """Of a spot's id, as UTF-8."""
 
+STATELESS_IDLE_MS: Final = 10_000
+"""After so long without a message, spots of a pattern that have no object are forgotten: nothing of them is lost."""
+
 Factory = Callable[[str], Any]
 """Makes the object of a spot, or an awaitable of it, of the spot's id."""
 
@@ -27,31 +30,20 @@ class States(Protocol):
     async def save(self, spot: str, state: bytes) -> None: ...
 
 
-class MemoryStates:
-    """In this process, for as long as it lives, and without a bound."""
-
-    def __init__(self) -> None:
-        self.states: dict[str, bytes] = {}
-
-    async def load(self, spot: str) -> bytes | None:
-        return self.states.get(spot)
-
-    async def save(self, spot: str, state: bytes) -> None:
-        self.states[spot] = state
-
-
 class Kind:
-    __slots__ = ("factory", "idle_ms", "pattern", "routes")
+    __slots__ = ("factory", "idle_ms", "is_mine", "pattern", "routes")
 
     def __init__(
         self, pattern: str, routes: Routes | None = None, factory: Factory | None = None, idle_ms: int | None = None
     ) -> None:
         self.pattern = pattern
+        self.is_mine = matcher(pattern)
+        """Of a spot's id."""
         self.routes: Routes = routes if routes is not None else {}
         """Never changed in place: spots of one class share it."""
         self.factory = factory
         """None: its spots have no object."""
-        self.idle_ms = idle_ms
+        self.idle_ms = STATELESS_IDLE_MS if idle_ms is None and "*" in pattern else idle_ms
 
     def add(self, routes: Routes) -> None:
         """Raises ValueError for a type that is handled already."""
@@ -74,7 +66,7 @@ class ForTurns(Protocol):
 class Spot:
     """One that is there, or is being made."""
 
-    __slots__ = ("_host", "id", "is_going", "kind", "state", "used_at_ms")
+    __slots__ = ("_host", "id", "is_going", "kept", "kind", "state", "used_at_ms")
 
     def __init__(self, spot_id: str, kind: Kind, host: ForTurns) -> None:
         self.id = spot_id
@@ -85,6 +77,8 @@ class Spot:
         """When its last turn began; kept where the kind has an `idle_ms`."""
         self.is_going = False
         """It is being put away."""
+        self.kept: bytes | None = None
+        """What was kept of it in memory, while its object is made."""
         self._host = host
 
     def handle(self, turn: Any, message: tuple[Route, Any]) -> Any:
@@ -133,45 +127,59 @@ class Kinds:
         kind = self._exact.get(spot_id)
         if kind is not None or not is_spot_id(spot_id):
             return kind
-        return next((kind for kind in self._patterns if matches(kind.pattern, spot_id)), None)
+        return next((kind for kind in self._patterns if kind.is_mine(spot_id)), None)
 
     def exact_ids(self) -> Iterable[str]:
         """Spots that a publish reaches although they were not made yet."""
         return self._exact.keys()
 
 
-def is_spot_id(text: str) -> bool:
-    return (
-        0 < len(text) <= SPOT_BYTES_MAX
-        and "*" not in text
-        and len(text.encode(errors="surrogatepass")) <= SPOT_BYTES_MAX
-    )
+def is_pattern(text: object) -> bool:
+    """Also a spot's id is one, of itself."""
+    if not isinstance(text, str) or not 0 < len(text) <= SPOT_BYTES_MAX:
+        return False
+    try:
+        return len(text.encode()) <= SPOT_BYTES_MAX
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
-def check_spot_id(text: str) -> None:
+def is_spot_id(text: object) -> bool:
+    return is_pattern(text) and "*" not in str(text)
+
+
+def check_spot_id(text: object) -> None:
+    """Raises ValueError."""
     if not is_spot_id(text):
-        raise ValueError(f"a spot's id is text of 1 to {SPOT_BYTES_MAX} bytes without '*', got {text!r}")
+        raise ValueError(f"a spot's id is text of 1 to {SPOT_BYTES_MAX} bytes of UTF-8 without '*', got {text!r}")
 
 
-def check_pattern(text: str) -> None:
-    if not 0 < len(text.encode(errors="surrogatepass")) <= SPOT_BYTES_MAX:
-        raise ValueError(f"a pattern is text of 1 to {SPOT_BYTES_MAX} bytes, got {text!r}")
+def check_pattern(text: object) -> None:
+    """Raises ValueError."""
+    if not is_pattern(text):
+        raise ValueError(f"a pattern is text of 1 to {SPOT_BYTES_MAX} bytes of UTF-8, got {text!r}")
 
 
-def matches(pattern: str, spot_id: str) -> bool:
-    """In time of the product of both at most, whatever a peer made of the pattern."""
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a spot's id is one of the pattern's: looked at once, then asked for each spot.
+
+    An answer takes the time of the product of both at most, whatever a peer made of the pattern.
+    """
     head, star, rest = pattern.partition("*")
     if not star:
-        return pattern == spot_id
-    if not spot_id.startswith(head):
-        return False
+        return pattern.__eq__
     *middle, tail = rest.split("*")
-    at, end = len(head), len(spot_id) - len(tail)
-    if end < at or not spot_id.endswith(tail):
-        return False
-    for part in middle:
-        found = spot_id.find(part, at, end)
-        if found < 0:
+    middle = [part for part in middle if part]
+
+    def matches(spot_id: str) -> bool:
+        at, end = len(head), len(spot_id) - len(tail)
+        if end < at or not spot_id.startswith(head) or not spot_id.endswith(tail):
             return False
-        at = found + len(part)
-    return True
+        for part in middle:
+            found = spot_id.find(part, at, end)
+            if found < 0:
+                return False
+            at = found + len(part)
+        return True
+
+    return matches

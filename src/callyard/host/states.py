@@ -4,7 +4,8 @@
 
 A host is ready while it serves, and no longer. Whether it accepts work is a flag of its own: shutdown takes it away
 first, and what asks then is answered as if the host were draining already. The state is looked at before the unit: a
-sealed unit holds what may still come in. Source: job-queue §3 (last item), R39, R42, R120.
+sealed unit holds what may still come in. In error nothing new comes in; what was accepted is still moved, run and
+answered. Source: job-queue §3 (last item), R39, R42, R120.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _ROWS: Final[Mapping[HostState, tuple[_Answer, ...]]] = {
     HostState.RELOCATED: (_NO, _NO, _NO, _NO, _OK, _OK),
     HostState.DRAINING: (_END, _END, _END, _END, _OK, _OK),
     HostState.STOPPED: (_END, _END, _END, _END, _END, _END),
-    HostState.ERROR: (_NO, _NO, _NO, _NO, _NO, _NO),
+    HostState.ERROR: (_NO, _NO, _NO, _NO, _OK, _OK),
 }
 ADMISSION: Final[Mapping[tuple[HostState, Asking], _Answer]] = {
     (state, asking): answer for state, row in _ROWS.items() for asking, answer in zip(Asking, row, strict=True)

@@ -34,7 +34,7 @@ from callyard.host.context import (
     infrastructure,
     infrastructure_context,
 )
-from callyard.host.errors import HostError, HostErrorKind
+from callyard.host.errors import HostError, HostErrorKind, text_of
 from callyard.host.owners import Callback, Condition, Item, OwnerKey, Owners, Work, WorkState
 from callyard.transport.port import Record, RecordKind
 
@@ -136,7 +136,7 @@ class Turn:
             raise
         try:
             result = await awaitable
-        except GeneratorExit:  # the loop is closed
+        except GeneratorExit:  # the loop is closed: there is no waiting any more
             raise
         except BaseException:
             await self._turns._reenter(self)
@@ -281,7 +281,8 @@ class Turns:
         assert self._loop is not None
         assert self._context is not None
         self._has_runner = True
-        self._tasks.add(self._loop.create_task(self._run(), context=self._context.copy()))
+        # Never by the loop's task factory: an eager one would begin a turn inside the step that told of it.
+        self._tasks.add(asyncio.Task(self._run(), loop=self._loop, context=self._context.copy()))
 
     async def _run(self) -> None:
         """Turns that do not wait, one after the other; at the first that does, this task is its own."""
@@ -365,18 +366,23 @@ class Turns:
         while after is not None:
             try:
                 await after
-            except BaseException as error:  # noqa: BLE001 - as above
+            except BaseException as error:
+                if after.is_closed:
+                    self._end(turn)
+                    raise
                 after = self._end_badly(turn, error)
             else:
                 after = self._end_with(turn, after.value)
 
     def _end_badly(self, turn: Turn, error: BaseException) -> _Left | None:
-        if isinstance(error, Exception):
-            return self._end_with(turn, self._explain(turn, error))
-        self._failed += 1
+        """What ends a process goes on; nothing else that a handler raises does."""
         if isinstance(error, asyncio.CancelledError):
+            self._failed += 1
             cancelled = HostError(HostErrorKind.INTERNAL_FAILURE, "its handler was cancelled")
             return self._end_with(turn, turn.error or cancelled)
+        if not isinstance(error, SystemExit | KeyboardInterrupt):
+            return self._end_with(turn, self._explain(turn, error))
+        self._failed += 1
         ended = HostError(HostErrorKind.INTERNAL_FAILURE, f"its handler ended by {type(error).__name__}")
         left = self._end_with(turn, ended)
         if left is not None:  # there is no waiting any more
@@ -424,23 +430,25 @@ class Turns:
             return self._decode(record)
         except HostError as error:
             self._decode_errors += 1
-            raise _Unread(error.kind, str(error)) from None
+            raise _Unread(error.kind, text_of(error)) from None
         except Exception as error:  # noqa: BLE001 - a codec's way to say that it cannot
             self._decode_errors += 1
-            raise _Unread(HostErrorKind.PROTOCOL_ERROR, f"its payload could not be read: {error}") from None
+            raise _Unread(HostErrorKind.PROTOCOL_ERROR, f"its payload could not be read: {text_of(error)}") from None
 
-    def _explain(self, turn: Turn, error: Exception) -> HostError:
+    def _explain(self, turn: Turn, error: BaseException) -> HostError:
         """What a caller is told of a failure; without its frames, which hold what the handler held."""
         record = turn.record
         if isinstance(error, _Unread):
             if self._on_lost is not None and record is not None:
                 self._on_lost(record, error.kind)
-            return HostError(error.kind, str(error))
+            return HostError(error.kind, text_of(error))
         self._failed += 1
         if isinstance(error, HostError):
-            return HostError(error.kind, str(error))
+            return HostError(error.kind, text_of(error))
         _log.error("a handler of %r failed", turn.owner, exc_info=error)
-        return HostError(HostErrorKind.INTERNAL_FAILURE, f"its handler failed: {type(error).__name__}: {error}")
+        return HostError(
+            HostErrorKind.INTERNAL_FAILURE, f"its handler failed: {type(error).__name__}: {text_of(error)}"
+        )
 
     def _answer(self, turn: Turn, outcome: Any) -> Awaitable[None] | None:
         item = turn._work.item
@@ -465,7 +473,7 @@ class Turns:
                 return None
             _log.error("a reply of %r was not sent", record.target, exc_info=error)
             kind = error.kind if isinstance(error, HostError) else HostErrorKind.INTERNAL_FAILURE
-            return self._send_reply(record, HostError(kind, f"its reply could not be sent: {error}"))
+            return self._send_reply(record, HostError(kind, f"its reply could not be sent: {text_of(error)}"))
 
     def _tell(self, callback: Callback, outcome: Any) -> None:
         if callback.on_end is None:
@@ -493,7 +501,11 @@ class Turns:
         self._waiting.pop(turn, None)
         turn._context = None
         self._now_ms = self._timers.now_ms()
-        self._owners.end(turn._work, self._now_ms)
+        try:
+            self._owners.end(turn._work, self._now_ms)
+        except Exception as error:
+            self._fail(error)
+            raise
         if turn._reentry is not None and not turn._reentry.done():
             turn._reentry.set_result(None)
         self._look_quiet()
@@ -549,7 +561,7 @@ class _Left:
     `advance`.
     """
 
-    __slots__ = ("_waits_for", "context", "coroutine", "value")
+    __slots__ = ("_waits_for", "context", "coroutine", "is_closed", "value")
 
     def __init__(self, awaitable: Awaitable[Any], context: Context | None) -> None:
         assert context is not None, "the turn is over"
@@ -559,6 +571,8 @@ class _Left:
         self.context = context
         self.value: Any = None
         """What it returned."""
+        self.is_closed = False
+        """By whoever destroys the task: there is no waiting any more."""
         self._waits_for: Any = None
 
     def advance(self) -> bool:
@@ -577,6 +591,7 @@ class _Left:
             try:
                 yield waits_for
             except BaseException as error:  # noqa: BLE001 - the coroutine's: a cancellation, a closed loop
+                self.is_closed = isinstance(error, GeneratorExit)
                 thrown = error
             try:
                 if thrown is None:

@@ -126,6 +126,10 @@ class Waiters:
     def __len__(self) -> int:
         return sum(counts.waiting for counts in self._counts.values())
 
+    def places(self) -> list[Hashable]:
+        """The places where somebody waits, the oldest line first."""
+        return list(self._lines)
+
     def has_line(self, key: Hashable) -> bool:
         """Whether somebody waits there, whom a newcomer must not overtake."""
         return key in self._lines

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
@@ -19,13 +20,13 @@ from callyard.clock import Timers
 from callyard.host.config import HostConfig, JobLimits, SendFamily
 from callyard.host.context import forbid_under_gate, infrastructure_context
 from callyard.host.drops import DropReason, Drops
-from callyard.host.errors import HostError, HostErrorKind
+from callyard.host.errors import HostError, HostErrorKind, text_of
 from callyard.host.flow import FlowTargets, wait_until_done
 from callyard.host.jobs import JobQueue, Permit
 from callyard.host.messages import encode
 from callyard.host.moves import Moves
 from callyard.host.moving import Moving
-from callyard.host.outbound import Outbound, operation_error
+from callyard.host.outbound import Outbound
 from callyard.host.owners import Item, OwnerKey, Owners, kind_for_reply
 from callyard.host.pump import Pump
 from callyard.host.requests import RequestTable
@@ -50,6 +51,10 @@ LOCAL: Final = SourceId("")
 """What this host's own records come from; no transport has a source of that name."""
 REGISTER_MS: Final = 1_000
 """How long the start waits for sockets to take their first flow state."""
+REFUSALS_MAX: Final = 256
+"""Error replies to one source, outside of turns, that the transport has not taken. One that reads none of its replies
+has no more of them; the others' do not depend on it.
+"""
 CANCEL: Final = "cancel"
 """The control record that ends a request which has not begun: `operation_id` of the same source."""
 
@@ -69,6 +74,10 @@ class SpotTable(Protocol):
 
     def gone(self, spot: str) -> None:
         """Its owner was removed."""
+        ...
+
+    def give_places(self) -> None:
+        """After that: one more spot may have room, and somebody may wait for it."""
         ...
 
 
@@ -190,6 +199,7 @@ class HostParts:
         self.spots.gone(key)
         self.moving.end(key, kind)
         self.waiters.end_line(key, kind, f"{key!r} is gone")
+        self.spots.give_places()
 
     def _on_lost(self, record: Record, kind: HostErrorKind) -> None:
         self.drops.count_error(record.kind, kind)
@@ -222,7 +232,7 @@ class Ingress:
 
     def control(self, record: Record) -> None:
         if record.message_type == CANCEL:
-            self._owners.cancel(record.source, record.operation_id)
+            self._parts.moving.cancel(record.source, record.operation_id)
 
     def complete(self, completion: Completion) -> None:
         self._parts.outbound.complete(completion)
@@ -243,40 +253,42 @@ class Replies:
     def __init__(self, parts: HostParts, config: HostConfig) -> None:
         self._parts = parts
         self._timeout_ms = config.send_timeout_of(SendFamily.SPOT)
-        self._refusals_max = config.requests_max
+        self._refusals: Counter[SourceId] = Counter()
 
     def reply(self, record: Record, outcome: Any) -> Awaitable[None] | None:
         """The turn that answers waits until the transport took it: so much as owners hold waits, and no more."""
         if isinstance(outcome, HostError) and outcome.kind is HostErrorKind.NOT_CONFIGURED:
-            outcome = HostError(HostErrorKind.NOT_FOUND, str(outcome))
+            outcome = HostError(HostErrorKind.NOT_FOUND, text_of(outcome))
         if record.source == LOCAL:
             answer = outcome if isinstance(outcome, HostError) else encode(outcome)
             self._parts.requests.settle(record.operation_id, answer)
             return None
         operation = self._start(record, outcome)
-        if operation is None:
-            return None
-        if not operation.done():
-            return self._counted(operation)
-        self._count(operation)
-        return None
+        return None if operation is None or operation.done() else _wait_until_over(operation)
 
     def refuse(self, record: Record, kind: HostErrorKind) -> None:
-        """An error reply outside of any turn. Those under way are bounded: one more is dropped, and counted."""
+        """An error reply outside of any turn. Those to one source are bounded: one more is dropped, and counted."""
         if record.source == LOCAL:
             self._parts.requests.settle(
                 record.operation_id, HostError(kind, f"{record.target!r} did not take it: {kind.name}")
             )
             return
-        if self._parts.outbound.operations >= self._refusals_max:
+        if self._refusals[record.source] >= REFUSALS_MAX:
             self._parts.drops.count(OutgoingKind.REPLY, DropReason.BACKPRESSURE)
             return
         error = HostError(kind_for_reply(kind), f"{record.target!r} did not take the request")
         operation = self._start(record, error)
-        if operation is not None:
-            self._parts.outbound.reply(operation)
+        if operation is not None and not operation.done():
+            self._refusals[record.source] += 1
+            operation.add_done_callback(partial(self._end_refusal, record.source))
+
+    def _end_refusal(self, source: SourceId, operation: asyncio.Future[None]) -> None:
+        self._refusals[source] -= 1
+        if not self._refusals[source]:
+            del self._refusals[source]
 
     def _start(self, record: Record, outcome: Any) -> asyncio.Future[None] | None:
+        """Raises `HostError(TYPE_MISMATCH)` for a value that cannot be sent, before anything is."""
         transport = self._parts.transport
         assert transport is not None, f"a record of {record.source!r} without a transport"
         is_error = isinstance(outcome, HostError)
@@ -284,18 +296,14 @@ class Replies:
             kind=OutgoingKind.REPLY,
             target=record.source,
             message_type="",
-            payload=str(outcome).encode() if is_error else encode(outcome),
+            payload=text_of(outcome).encode() if is_error else encode(outcome),
             operation_id=record.operation_id,
             deadline_at_ms=self._parts.timers.now_ms() + self._timeout_ms,
             error=outcome.kind.name.lower() if is_error else "",
         )
-        return asyncio.ensure_future(transport.start(outgoing))
+        return self._parts.outbound.reply(partial(transport.start, outgoing))
 
-    async def _counted(self, operation: asyncio.Future[None]) -> None:
-        await asyncio.wait([operation])
-        self._count(operation)
 
-    def _count(self, operation: asyncio.Future[None]) -> None:
-        error = operation_error(operation)
-        if error is not None:
-            self._parts.drops.count_error(OutgoingKind.REPLY, error.kind)
+async def _wait_until_over(operation: asyncio.Future[None]) -> None:
+    """Cancelled, it leaves the operation alone: the reply goes on."""
+    await asyncio.wait([operation])

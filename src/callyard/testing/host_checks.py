@@ -462,6 +462,13 @@ class WatchedMoving(Moving):
 
     book: HostBook
 
+    def cancel(self, source: Any, operation_id: int) -> bool:
+        held = self._requests.get((source, operation_id))
+        if held is not None:
+            assert isinstance(held.item, Record), "a request is a record"
+            self.book.end(Cargo.peek(held.item.payload), held.item.target, "cancelled")
+        return super().cancel(source, operation_id)
+
     def _end_held(self, held: Held, kind: HostErrorKind) -> None:
         if isinstance(held.item, Record):
             self.book.end(Cargo.peek(held.item.payload), held.item.target, "held")

@@ -162,6 +162,8 @@ class HostWorld:
 
     def gone(self, spot: str) -> None: ...
 
+    def give_places(self) -> None: ...
+
     async def _stop(self) -> None:
         """As the specification has it: seal, stop receiving, finish what was accepted, end the rest."""
         parts = self.parts
@@ -747,7 +749,9 @@ class HostWorld:
     def _check_progress(self) -> None:
         """Whoever could go on has gone on: nothing is left to run once the loop has settled."""
         statistics = self.pump.statistics()
-        assert self.jobs._reserved == statistics.granted == 0, f"permit_once: {self.jobs._reserved} are reserved"
+        kept = self.moving.status().permits
+        assert self.jobs._reserved == kept, f"permit_once: {self.jobs._reserved} are reserved, {kept} by holds"
+        assert statistics.granted == 0, f"oldest_first: {statistics.granted} have permits and do not go on"
         for key in self.parts.waiters._lines:
             assert not self._has_room(key), f"nobody waits for room that is there: {key}"
         if self.stopping is None:

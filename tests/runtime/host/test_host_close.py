@@ -159,7 +159,7 @@ async def test_what_waits_ends_when_the_close_begins_and_what_runs_goes_on() -> 
 async def test_what_is_held_at_the_deadline_ends_with_the_rest() -> None:
     transport = ScriptedTransport()
     source = transport.add_source("peer")
-    host = make_host(transport, jobs_max=2, owners=OwnerLimits(application_items_max=3))
+    host = make_host(transport, jobs_max=2, owners=OwnerLimits(application_items_max=25))
     host.spot("a", Counter())
     await host.start()
     moving = asyncio.ensure_future(host.move("a", SlowLoad))

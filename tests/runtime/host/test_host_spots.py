@@ -79,13 +79,13 @@ async def test_a_spot_that_cannot_be_made_answers_and_is_tried_again() -> None:
 @virtual_time
 async def test_so_many_spots_and_no_more() -> None:
     async with serving(spots_max=2) as host:
-        host.spots("cart/*", Counter, idle_ms=100)
+        host.spots("clock/*", Clock, idle_ms=100)
         for number in range(2):
-            assert await host.request(f"cart/{number}", Add(1)) == 1
-        assert await kind_of(host.request("cart/2", Add(1))) is HostErrorKind.CAPACITY_EXCEEDED
+            assert await host.request(f"clock/{number}", Total()) == []
+        assert await kind_of(host.request("clock/2", Total())) is HostErrorKind.CAPACITY_EXCEEDED
         await asyncio.sleep(1)
         assert host.statistics().spots == 0
-        assert await host.request("cart/2", Add(1)) == 1
+        assert await host.request("clock/2", Total()) == []
 
 
 @virtual_time

@@ -9,6 +9,7 @@ import pytest
 
 from callyard.host.errors import HostErrorKind
 from callyard.host.states import HostState
+from callyard.host.wiring import REFUSALS_MAX
 from callyard.testing.scripted_transport import HOLD, ScriptedTransport
 from callyard.testing.virtual_time import virtual_time
 from callyard.transport.port import SourceKind
@@ -193,17 +194,23 @@ async def test_replies_to_a_slow_peer_wait_in_the_lane_of_who_answers_it_and_of_
 
 
 @virtual_time
-async def test_error_replies_beyond_the_bound_are_dropped_and_counted() -> None:
+async def test_error_replies_that_a_peer_does_not_read_are_bounded_and_are_its_own_loss() -> None:
     transport = ScriptedTransport()
-    source = transport.add_source("peer")
-    async with make_host(transport, requests_max=3) as host:
-        transport.on_start = lambda outgoing: HOLD
-        for number in range(10):
-            source.request("nobody", b"1", operation_id=1 + number)
-        await until(lambda: transport.takes("peer") == 10)
+    deaf, other = transport.add_source("deaf"), transport.add_source("other")
+    async with make_host(transport) as host:
+        transport.on_start = lambda outgoing: HOLD if outgoing.target == "deaf" else None
+        for number in range(REFUSALS_MAX + 7):
+            deaf.request("nobody", b"1", operation_id=1 + number)
+        await until(lambda: transport.takes("deaf") == REFUSALS_MAX + 7)
         await asyncio.sleep(0)
-        assert len(transport.started) == 3
+        assert len(transport.started) == REFUSALS_MAX
         assert host.parts.drops.counts["reply", "backpressure"] == 7  # type: ignore[index]
+        other.request("nobody", b"1", operation_id=1)
+        await until(lambda: [(reply.target, reply.error) for reply in transport.accepted()] == [("other", "not_found")])
         for started in transport.started:
             started.accept()
+        await asyncio.sleep(0)
+        deaf.request("nobody", b"1", operation_id=1_000)
+        await until(lambda: transport.started[-1].outgoing.operation_id == 1_000)
+        transport.started[-1].accept()
     host.assert_empty()

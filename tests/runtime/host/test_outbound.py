@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -255,7 +256,7 @@ def test_the_first_terminal_wins(ends: tuple[str, str], apart: bool) -> None:
 
         def end(how: str) -> None:
             if how == "room":
-                assert world.moving.cancel("full", LOCAL, 1_000)
+                assert world.moving.cancel(LOCAL, 1_000)
             elif how == "cancel":
                 task.cancel()
             elif how == "detach":
@@ -362,7 +363,7 @@ async def test_what_fails_after_a_call_completed_is_only_counted() -> None:
     assert not world.outbound.complete(Completion(1_000, error="unavailable"))
     # A reply that cannot be sent.
     world.transport.on_start = lambda outgoing: "terminated"
-    world.outbound.reply(world.start("peer", kind=OutgoingKind.REPLY)(0))
+    world.outbound.reply(partial(world.start("peer", kind=OutgoingKind.REPLY), 0))
     await world.settle()
     assert world.drops.counts[Dropped("reply", DropReason.SHUTDOWN)] == 1
 

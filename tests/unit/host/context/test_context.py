@@ -14,6 +14,7 @@ from callyard.host.errors import HostError, HostErrorKind
 class FakeTurn:
     owner = "cart/42"
     holds_gate = True
+    is_over = False
 
 
 def in_turn() -> contextvars.Context:

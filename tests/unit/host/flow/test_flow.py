@@ -333,6 +333,7 @@ async def test_a_setter_runs_in_no_handlers_context() -> None:
     class Turn:
         owner = "cart/42"
         holds_gate = True
+        is_over = False
 
     async def look(state: FlowState) -> None:
         turns.append(current_turn())

@@ -221,6 +221,7 @@ def test_a_long_line_of_callbacks_that_release_is_no_recursion() -> None:
 
 class Turn:
     owner = "cart/42"
+    is_over = False
 
     def __init__(self, *, holds_gate: bool) -> None:
         self.holds_gate = holds_gate

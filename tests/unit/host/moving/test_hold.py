@@ -364,13 +364,13 @@ def test_a_held_request_whose_caller_has_gone_is_forgotten() -> None:
     world = sealed_world(jobs_max=4, items_max=1)
     for name in names(3):
         world.receive(name, kind=RecordKind.REQUEST)
-    assert world.moving.cancel("cart", SourceId("peer"), 2)
-    assert not world.moving.cancel("cart", SourceId("peer"), 2)
+    assert world.moving.cancel(SourceId("peer"), 2)
+    assert not world.moving.cancel(SourceId("peer"), 2)
     world.moving.open("cart")  # the first is queued, and the third finds no room
-    assert world.moving.cancel("cart", SourceId("peer"), 3)
+    assert world.moving.cancel(SourceId("peer"), 3)
     world.check()
     assert world.owners.get("cart").condition is Condition.OPEN  # type: ignore[union-attr]
-    assert world.moving.cancel("cart", SourceId("peer"), 1)
+    assert world.moving.cancel(SourceId("peer"), 1)
     world.run_all()
     assert (world.ran, world.answers, world.jobs.in_use) == ([], [], 0)
 

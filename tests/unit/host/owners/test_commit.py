@@ -12,6 +12,7 @@ import pytest
 
 from callyard.host import owners as owners_module
 from callyard.host.errors import HostErrorKind
+from callyard.host.jobs import Permit
 from callyard.host.ledger import Lane, OwnerLimits
 from callyard.host.owners import Callback, Condition, Item, OwnerKey, Owners, WorkLine, kind_for_reply
 from callyard.host.states import HostLife, HostState
@@ -179,8 +180,10 @@ def test_a_commit_inside_a_commit_is_found() -> None:
 def test_a_change_of_owner_never_lets_a_record_into_the_old_queue(change: str, moment: str) -> None:
     held: list[tuple[OwnerKey, Item]] = []
 
-    def hold(key: OwnerKey, item: Item, lane: Lane) -> None:
+    def hold(key: OwnerKey, item: Item, lane: Lane, permit: Permit | None) -> None:
         held.append((key, item))
+        assert permit is not None
+        permit.release()
 
     bench = Bench(hold=hold)
     old = bench.add("a")
@@ -223,13 +226,15 @@ def test_a_change_of_owner_never_lets_a_record_into_the_old_queue(change: str, m
 
 
 @pytest.mark.requirement("R22")
-def test_what_is_held_gives_its_permit_back() -> None:
+def test_what_is_held_is_the_holds_with_its_permit() -> None:
     held: list[Item] = []
     refuse: list[HostErrorKind | None] = [None]
 
-    def hold(key: OwnerKey, item: Item, lane: Lane) -> HostErrorKind | None:
+    def hold(key: OwnerKey, item: Item, lane: Lane, permit: Permit | None) -> HostErrorKind | None:
         if refuse[0] is None:
             held.append(item)
+            assert permit is not None
+            permit.release()
         return refuse[0]
 
     bench = Bench(jobs_max=2, hold=hold)

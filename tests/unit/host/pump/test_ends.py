@@ -307,6 +307,7 @@ def test_the_ingress_runs_as_a_receive_callback() -> None:
 class Turn:
     owner = "cart/42"
     holds_gate = True
+    is_over = False
 
 
 @pytest.mark.requirement("R50", "R59")

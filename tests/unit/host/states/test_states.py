@@ -18,7 +18,7 @@ relocating  unavailable admit hold unavailable admit admit
 relocated   unavailable unavailable unavailable unavailable admit admit
 draining    shutting_down shutting_down shutting_down shutting_down admit admit
 stopped     shutting_down shutting_down shutting_down shutting_down shutting_down shutting_down
-error       unavailable unavailable unavailable unavailable unavailable unavailable
+error       unavailable unavailable unavailable unavailable admit       admit
 """
 CELLS = [
     (HostState(words[0]), asking, answer)

@@ -15,7 +15,7 @@ from callyard.host.errors import HostError, HostErrorKind
 from callyard.host.ledger import Lane, OwnerLimits
 from callyard.host.owners import Callback
 from callyard.host.turns import ABANDON_MS, STRETCH_TURNS_MAX, Turn
-from callyard.testing.virtual_time import virtual_time
+from callyard.testing.virtual_time import run_virtual, virtual_time
 from callyard.transport.port import SourceId
 from tests.unit.host.turns.kit import Gatekeeper, World, one_way, rest, spend
 
@@ -99,30 +99,88 @@ async def test_a_bad_handler_ends_its_own_turn_only(handler: Any, outcome: Any) 
     world.check_empty()
 
 
+class OfNobody(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", [OfNobody, GeneratorExit, StopIteration, StopAsyncIteration, MemoryError])
+@pytest.mark.parametrize("when", ["plain", "at once", "later"])
 @virtual_time
-async def test_a_handler_that_ends_the_process_does_not_take_the_line_with_it() -> None:
+async def test_whatever_a_handler_raises_ends_its_turn_and_nobody_else_hears_of_it(
+    when: str, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     world = World()
     ran: list[bytes] = []
     world.add("a", lambda turn, value: ran.append(value))
     caught: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: caught.append(context))
 
-    class Ends(BaseException):
-        pass
+    def plain(turn: Any, value: Any) -> None:
+        raise kind
 
     async def ends(turn: Any, value: Any) -> None:
-        raise Ends
+        if when == "later":
+            await asyncio.sleep(0.001)
+        raise kind
 
-    world.add("bad", ends)
-    world.ask("bad", operation_id=1)
+    world.add("bad", plain if when == "plain" else ends)
+    for operation_id in (1, 2):
+        world.ask("bad", operation_id=operation_id)
     world.send("a", b"x")
-    await rest()
-    assert world.replies.sent == [(1, INTERNAL)]
+    await asyncio.sleep(0.01)
+    assert world.replies.sent == [(1, INTERNAL), (2, INTERNAL)]
     assert ran == [b"x"]
     world.check_empty()
     gc.collect()
     await rest()
-    assert [type(context["exception"]) for context in caught] == [Ends]
+    assert (caught, caplog.text.count("a handler of 'bad' failed")) == ([], 2)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_handler_that_ends_the_process_ends_its_turn_first(kind: type[BaseException]) -> None:
+    ran: list[Any] = []
+
+    async def run() -> None:
+        world = World()
+        ran.append(world)
+
+        async def ends(turn: Any, value: Any) -> None:
+            await asyncio.sleep(0)
+            raise kind
+
+        world.add("bad", ends)
+        world.ask("bad", operation_id=1)
+        await asyncio.sleep(60)
+
+    with pytest.raises(kind):
+        run_virtual(run())
+    (world,) = ran
+    assert world.replies.sent == [(1, INTERNAL)]
+    assert world.owners.is_quiet
+    assert world.owners.is_empty
+
+
+@virtual_time
+async def test_an_exception_that_has_no_text_ends_its_turn_like_any_other() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    world = World()
+
+    def fail(turn: Any, value: Any) -> None:
+        raise HostError(HostErrorKind.DATA_LOST, "x" * 1_000_000) if value == b"long" else Mute
+
+    world.add("bad", fail)
+    texts: list[str] = []
+    world.replies.on_reply = lambda record, outcome: texts.append(str(outcome))
+    for operation_id in (1, 2):
+        world.ask("bad", operation_id=operation_id)
+    world.ask("bad", b"long", operation_id=3)
+    await rest()
+    assert texts[:2] == ["its handler failed: Mute: (its text cannot be read)"] * 2
+    assert len(texts[2]) < 3_000
+    world.check_empty()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

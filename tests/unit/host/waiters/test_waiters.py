@@ -231,6 +231,7 @@ def test_a_waiter_references_no_gate_no_permit_and_no_turn() -> None:
     class Holder:
         owner = "sender"
         holds_gate = True
+        is_over = False
 
     context = infrastructure_context()
     context.run(enter_turn, Holder())
@@ -257,6 +258,7 @@ def test_admission_is_no_part_of_the_turn_that_gave_room() -> None:
     class Holder:
         owner = "finisher"
         holds_gate = True
+        is_over = False
 
     def try_admit() -> bool:
         seen.append(current_turn())
