@@ -54,6 +54,7 @@ from callyard.serve.contents import JSON_TYPE, to_messages, to_resource
 from callyard.serve.gateway import Caller, Gateway
 from callyard.serve.mcp_calls import Arrival, Calls, Context, arrival_of, connection_of, is_modern
 from callyard.serve.mcp_tools import (
+    KEPT,
     Shown,
     call_meta,
     page_of,
@@ -214,7 +215,10 @@ class McpGate:
                 )
             )
         blocks.insert(0, types.TextContent(text=f"{text}\n{preview.text}"))
-        return types.CallToolResult(content=blocks, _meta=call_meta(ok))
+        kept: dict[str, Any] = {"size_bytes": preview.size_bytes, "preview": preview.text}
+        if preview.kept_id:
+            kept |= {"uri": f"{KEPT_URI}{preview.kept_id}", "kept_ms": preview.kept_ms}
+        return types.CallToolResult(content=blocks, structured_content={KEPT: kept}, _meta=call_meta(ok))
 
     def _show(self, spec: FunctionSpec) -> Shown:
         shown = self._shown.get(spec.name)

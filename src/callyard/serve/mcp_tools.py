@@ -22,7 +22,7 @@ from mcp.shared.exceptions import MCPError
 
 from callyard.dispatch.loop_event import Repeat, loop_event
 from callyard.dispatch.outcomes import DispatchError, Ok
-from callyard.errors import ErrorKind
+from callyard.errors import ErrorKind, Outcome
 from callyard.functions.function import Promises
 from callyard.functions.registry import FunctionSpec
 from callyard.serve.contents import is_text, to_blocks
@@ -36,7 +36,26 @@ WRAPPED: Final = "result"
 """The one property of a structured result whose schema is not of an object: MCP wants an object at the root."""
 PAGE_ITEMS: Final = 100
 """Most entries of one page of a list."""
+KEPT: Final = "kept"
+"""The one property of the structured result in place of one that was too large."""
+_INSTEAD: Final[tuple[dict[str, Any], ...]] = (
+    {
+        "type": "object",
+        "title": "Failure",
+        "properties": {
+            "kind": {"enum": [kind.value for kind in ErrorKind]},
+            "message": {"type": "string"},
+            "outcome": {"enum": [outcome.value for outcome in Outcome]},
+        },
+        "required": ["kind", "message", "outcome"],
+    },
+    {"type": "object", "title": "Kept", "properties": {KEPT: {"type": "object"}}, "required": [KEPT]},
+)
+"""What a structured result may be instead: the envelope of a failure, a preview. Clients check those as well."""
+_ANYTHING: Final = ({"type": "array"}, {"type": "array", "items": {}})
+"""Schemas of lists that say nothing of what is in them: it may be images, which are no structured result."""
 _OURS: Final = "x-callyard-"
+_ROOT: Final = ("$defs", "$schema")
 
 
 # --- tools --------------------------------------------------------------------------------------------------------
@@ -91,13 +110,13 @@ def output_schema_of(spec: FunctionSpec) -> tuple[dict[str, Any] | None, bool]:
     if not schema or not isinstance(schema, dict):
         return None, False
     found = _object_root(schema)
-    if found is not None:
-        return found, False
-    inner = {key: value for key, value in schema.items() if key not in ("$defs", "$schema")}
-    wrapped: dict[str, Any] = {"type": "object", "properties": {WRAPPED: inner}, "required": [WRAPPED]}
-    if "$defs" in schema:  # references are from the root
-        wrapped["$defs"] = schema["$defs"]
-    return wrapped, True
+    inner = {key: value for key, value in (found or schema).items() if key not in _ROOT}
+    if {key: value for key, value in inner.items() if key != "title"} in _ANYTHING:
+        return None, False
+    if found is None:
+        inner = {"type": "object", "properties": {WRAPPED: inner}, "required": [WRAPPED]}
+    root = {key: schema[key] for key in _ROOT if key in schema}  # references are from there
+    return {"type": "object", "anyOf": [inner, *_INSTEAD], **root}, found is None
 
 
 def _object_root(schema: dict[str, Any]) -> dict[str, Any] | None:
@@ -233,7 +252,7 @@ def tell(error: DispatchError, envelope: Mapping[str, Any]) -> str:
     """The failure in words, and what to do now."""
     lines = [str(envelope["message"]) or str(envelope["kind"])]
     problems = envelope["details"].get("errors")
-    if error.kind is ErrorKind.SCHEMA and isinstance(problems, list):
+    if error.kind is ErrorKind.SCHEMA and isinstance(problems, list) and len(problems) > 1:
         lines += [f"- {_problem(one)}" for one in problems[:20] if isinstance(one, dict)]
     advice = _advice(error)
     return "\n".join([*lines, advice] if advice else lines)
