@@ -218,7 +218,7 @@ class OwnersMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from([key for key, model in self.model.items() if model.is_sealed]))
         taken: list[Any] = self.bench.owners.take_queued(key)
         queued = self.model[key].queued[Lane.APPLICATION]
-        assert [int(item.payload[:6]) for item in taken] == [work.number for work in queued]
+        assert [int(item.payload[:6]) for item, _ in taken] == [work.number for work in queued]
         queued.clear()
 
     @rule(key=keys)

@@ -87,7 +87,7 @@ class JobQueueConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.profile, JobProfile):
-            raise ValueError(f"profile of the job queue must be a JobProfile, got {self.profile!r}")
+            raise ValueError(f"profile of the job queue must be one of {_members(JobProfile)}, got {self.profile!r}")
         if self.jobs_max is not None:
             check_whole("jobs_max", self.jobs_max, 1, JOBS_MAX)
         check_thresholds(self.pause_percent, self.resume_percent)
@@ -137,6 +137,10 @@ class SendFamily(StrEnum):
     STREAM = "stream"
 
 
+def _members(known: type[Enum]) -> str:
+    return ", ".join(f"{known.__name__}.{each.name}" for each in known)
+
+
 def whole_timeout_ms(name: str, timeout_ms: float) -> int:
     """A timeout in whole milliseconds, rounded up: 1 to 2³¹-1.
 
@@ -172,7 +176,7 @@ class HostConfig:
     def __post_init__(self) -> None:
         for name, kind in (("jobs", JobQueueConfig), ("core_hwm", CoreHwmOptions), ("owners", OwnerLimits)):
             if not isinstance(getattr(self, name), kind):
-                raise ValueError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be of class {kind.__name__}, got {getattr(self, name)!r}")
         for name in ("send_timeout_ms", "request_timeout_ms", "shutdown_timeout_ms"):
             object.__setattr__(self, name, whole_timeout_ms(name, getattr(self, name)))
         if not isinstance(self.send_timeouts_ms, Mapping):
@@ -180,7 +184,7 @@ class HostConfig:
         timeouts: dict[SendFamily, float] = {}
         for family, timeout_ms in self.send_timeouts_ms.items():
             if not isinstance(family, SendFamily):
-                raise ValueError(f"send_timeouts_ms has timeouts by SendFamily, got {family!r}")
+                raise ValueError(f"send_timeouts_ms has timeouts by {_members(SendFamily)}, got {family!r}")
             timeouts[family] = whole_timeout_ms(f"send_timeouts_ms of {family}", timeout_ms)
         object.__setattr__(self, "send_timeouts_ms", MappingProxyType(timeouts))
         check_whole("outbound_waiter_slots", self.outbound_waiter_slots, 1, 1 << 20)

@@ -24,6 +24,12 @@ class HostErrorKind(IntEnum):
     DATA_LOST = 11
     INTERNAL_FAILURE = 12
 
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        return format(self.name, spec)
+
 
 ERROR_KINDS: Final[Mapping[HostErrorKind, ErrorKind]] = {
     HostErrorKind.NOT_FOUND: ErrorKind.NOT_FOUND,
@@ -49,18 +55,28 @@ TEXT_MAX: Final = 2_048
 class HostError(CallyardError):
     """An operation of the host failed. Failures are told apart by `kind`, never by text.
 
-    Raises ValueError for a kind that is none.
+    `message` says it without the kind, and names the spot; `str` puts the kind before it. Raises ValueError for a kind
+    that is none.
     """
 
     def __init__(self, kind: HostErrorKind, message: str) -> None:
-        super().__init__(message)
+        super().__init__(kind, message)
         self.kind = HostErrorKind(kind)
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.kind.name}: {self.message}"
+
+    def __repr__(self) -> str:
+        return f"HostError({self.kind.name}, {self.message!r})"
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, whatever its `__str__` does: of bounded length, and UTF-8."""
+    """What an exception says, whatever its `__str__` does: of bounded length, and UTF-8. Of a `HostError` its kind goes
+    apart, so it is left out.
+    """
     try:
-        text = str(error)
+        text = error.message if isinstance(error, HostError) else str(error)
     except Exception:  # noqa: BLE001 - of a user's own class
         text = "(its text cannot be read)"
     if len(text) > TEXT_MAX:

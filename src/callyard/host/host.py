@@ -49,7 +49,16 @@ from callyard.host.owners import Callback
 from callyard.host.processors import read_processors
 from callyard.host.pump import PumpStatistics
 from callyard.host.spot_life import SpotLife
-from callyard.host.spots import Factory, Kind, Spot, States, check_pattern, check_spot_id
+from callyard.host.spots import (
+    Factory,
+    Kind,
+    Spot,
+    States,
+    check_factory,
+    check_pattern,
+    check_spot_id,
+    shown_factory,
+)
 from callyard.host.states import HostState
 from callyard.host.status import HostStatus, Metric
 from callyard.host.ticks import SpotTimer, SpotTimers
@@ -165,14 +174,20 @@ class Host:
     ) -> None:
         config = HostConfig() if config is None else config
         if not isinstance(config, HostConfig):
-            raise ValueError(f"config must be a HostConfig, got {config!r}")
+            raise ValueError(f"config must be a HostConfig, got {config!r}: settings are given by name")
+        if processors is not None and not isinstance(processors, ProcessorFigures):
+            raise ValueError(f"processors must be ProcessorFigures, got {processors!r}")
         self.config = config = _with_settings(config, settings)
-        limits = config.resolve(processors or read_processors())
-        self._clock = clock or LoopTimers()
+        limits = config.resolve(read_processors() if processors is None else processors)
         made = transport(config.core_hwm) if callable(transport) else transport
-        for name, given, method in (("transport", made, "attach"), ("states", states, "save")):
-            if given is not None and not hasattr(given, method):
-                raise ValueError(f"{name} must have the methods of its protocol, {given!r} has no `{method}`")
+        for name, given, protocol in (
+            ("transport", made, Transport),
+            ("states", states, States),
+            ("clock", clock, Timers),
+        ):
+            if given is not None:
+                _check_methods(name, given, protocol)
+        self._clock = LoopTimers() if clock is None else clock
         self._life = SpotLife(self._clock, states, config.spots_max, partial(SpotTurn, self))
         self._timers = SpotTimers(self._clock)
         self._life.on_gone = self._timers.end
@@ -244,7 +259,7 @@ class Host:
         await parts.turns.stop(deadline_at_ms)
         parts.moving.close()
         parts.owners.drop_all(HostErrorKind.SHUTTING_DOWN)  # what the hold gave back when room came of dropping
-        await self._within(deadline_at_ms, self._life.save_all(deadline_at_ms), "saving the spots")
+        await self._life.save_all(deadline_at_ms)
         parts.outbound.close()
         await parts.flow.close(timeout_ms=self._left_ms(deadline_at_ms))
         if parts.pump is not None:
@@ -252,6 +267,7 @@ class Host:
         parts.jobs.close()
         if parts.transport is not None:
             await self._within(deadline_at_ms, parts.transport.close(), "closing the transport")
+        parts.drops.say_rest()
         parts.life.move_to(HostState.STOPPED)
 
     def _left_ms(self, deadline_at_ms: int) -> int:
@@ -288,6 +304,8 @@ class Host:
         """
         if isfunction(what):
             return mark(what, None)
+        if isinstance(what, (staticmethod, classmethod, property, partial)):
+            raise ValueError(f"@Host.handler is for a plain method, or takes a message type, got {what!r}")
         return lambda function: mark(function, what)
 
     def spot(self, spot: str, what: Any) -> None:
@@ -323,10 +341,18 @@ class Host:
         has `dump()`, what that returns is kept, and given to the next one's `load(state)`. Without `factory` it
         decorates one. A function says what it makes by its return type. Raises ValueError.
         """
+        check_pattern(pattern)
         if factory is None:
             return partial(self._decorate_spots, pattern, idle_ms)
-        check_pattern(pattern)
-        routes = read_object(factory if isinstance(factory, type) else _made_type(factory))
+        check_factory(f"host.spots({pattern!r}, ...)", factory)
+        made = factory if isinstance(factory, type) else _made_type(factory)
+        routes = read_object(made)
+        known = self._life.kinds.get(pattern)
+        if not routes and (known is None or not known.routes):
+            raise ValueError(
+                f"{made.__name__} has no method marked with @Host.handler, so nothing would handle a message of "
+                f"{pattern!r}: mark one, or give `@host.on({pattern!r})` first"
+            )
         idle = None if idle_ms is None else whole_timeout_ms("idle_ms", idle_ms)
         kind = self._life.kinds.of_pattern(pattern)
         if kind.factory is not None or any(spot.kind is kind for spot in self._life.spots.values()):
@@ -366,12 +392,15 @@ class Host:
 
     async def move(self, spot: str, make: Factory | None = None) -> None:
         """Give a spot a new object, of `make` or its own factory: the old one's `dump()` goes into the new one's
-        `load(state)`. What was accepted runs before, what comes meanwhile is held and runs after, in order.
+        `load(state)`. A turn that runs ends on the old one; what is queued, and what comes meanwhile, runs on the new
+        one, in order.
 
         Whatever fails, the old one stays. Raises `HostError`: NOT_FOUND; INVALID_OPERATION in a turn of that spot,
-        while it is being made or moved, and without a `dump` and a factory; and what `dump` and `load` raise.
+        while it is being made or moved, and without a `dump`, a factory and a `load`; and what `dump` and `load` raise.
         """
         check_spot_id(spot)
+        if make is not None:
+            check_factory("host.move", make)
         self._check_loop()
         await self._life.move(spot, make)
 
@@ -381,7 +410,8 @@ class Host:
         """Send one way. It begins in this call: await it to know that it is in the spot's queue, or the transport's.
 
         Without room there it waits, for `timeout_ms` but no longer than the send timeout. Awaiting raises `HostError`:
-        DEADLINE_EXCEEDED, NOT_FOUND, SHUTTING_DOWN, UNAVAILABLE. What fails when nobody awaits is counted as dropped.
+        DEADLINE_EXCEEDED, NOT_FOUND, REJECTED, SHUTTING_DOWN, UNAVAILABLE. What fails when nobody awaits is counted as
+        dropped, and logged now and then.
         """
         self._check_loop()
         name, payload = name_of(type(message)), encode(message)
@@ -422,7 +452,7 @@ class Host:
                 for operation_id in sent:
                     self.parts.moving.cancel(LOCAL, operation_id)
                 raise
-        return decode_reply(outcome.payload if isinstance(outcome, Completion) else outcome, reply)
+        return decode_reply(outcome.payload if isinstance(outcome, Completion) else outcome, reply, spot)
 
     def publish(self, pattern: str, message: Any) -> Sending:
         """Send to every spot of a pattern that is here now, and once to the transport's peers. Await it as a send.
@@ -433,12 +463,12 @@ class Host:
         self._check_loop()
         name, payload = name_of(type(message)), encode(message)
         targets: list[Submit] = [
-            partial(self._submit_local, spot, Record(RecordKind.PUBLISH, LOCAL, spot, name, payload))
+            partial(self._submit_once, spot, Record(RecordKind.PUBLISH, LOCAL, spot, name, payload))
             for spot in self._life.matching(pattern)
         ]
         if self.parts.transport is not None:
             targets.append(partial(self._start, OutgoingKind.PUBLISH, pattern, name, payload, 0))
-        return self.parts.outbound.publish(SendFamily.MULTICAST, targets)
+        return self.parts.outbound.publish(SendFamily.MULTICAST, targets, pattern)
 
     def after_ms(self, spot: str, after_ms: float, message: Any) -> SpotTimer:
         """Send a spot of this host a message later; it comes as a turn. Raises `HostError`: see `every_ms`."""
@@ -506,7 +536,16 @@ class Host:
         return self.parts.transport is None or self._life.is_here(spot)
 
     def _submit_local(self, spot: str, item: Record | Callback, deadline_at_ms: int) -> HostErrorKind | None:
-        return self.parts.submit(spot, item)
+        refused = self.parts.submit(spot, item)
+        if refused is None or refused is HostErrorKind.CAPACITY_EXCEEDED:  # that one waits
+            return refused
+        raise HostError(refused, self.parts.explain(spot, refused, item))
+
+    def _submit_once(self, spot: str, item: Record, deadline_at_ms: int) -> HostErrorKind | None:
+        refused = self.parts.submit(spot, item)
+        if refused is None:
+            return None
+        raise HostError(refused, self.parts.explain(spot, refused, item))
 
     def _submit_request(
         self, sent: list[int], spot: str, name: str, payload: bytes, operation_id: int, deadline_at_ms: int
@@ -515,7 +554,7 @@ class Host:
             RecordKind.REQUEST, LOCAL, spot, name, payload, operation_id=operation_id, deadline_at_ms=deadline_at_ms
         )
         sent.append(operation_id)
-        return self.parts.submit(spot, record)
+        return self._submit_once(spot, record, deadline_at_ms)
 
     def _start(
         self, kind: OutgoingKind, target: str, name: str, payload: bytes, operation_id: int, deadline_at_ms: int
@@ -531,7 +570,7 @@ class Host:
         try:
             await self.parts.outbound.send(SendFamily.SPOT, spot, submit)
         except HostError as error:
-            self.parts.drops.count_error(RecordKind.ONE_WAY, error.kind)
+            self.parts.drops.count_error(RecordKind.ONE_WAY, error, spot)
             over()
 
     def _keep(self, work: Any) -> None:
@@ -568,9 +607,18 @@ async def _run(work: Awaitable[None]) -> None:
     await work
 
 
+def _check_methods(name: str, given: object, protocol: type) -> None:
+    """Raises ValueError for what is none of a protocol."""
+    methods = [each for each in dir(protocol) if isfunction(getattr(protocol, each)) and not each.startswith("_")]
+    lacking = [each for each in methods if not callable(getattr(given, each, None))]
+    if lacking or isinstance(given, type):
+        has = f"is a class: give one of it, {given.__name__}()" if isinstance(given, type) else f"has no `{lacking[0]}`"
+        raise ValueError(f"{name} must have the methods {', '.join(methods)}: {given!r} {has}")
+
+
 def _made_type(factory: Factory) -> type:
     """What a factory says that it makes. Raises ValueError."""
-    label = getattr(factory, "__qualname__", repr(factory))
+    label = shown_factory(factory)
     try:
         made = get_type_hints(factory).get("return")
     except (NameError, TypeError) as error:
@@ -588,7 +636,7 @@ def _with_settings(config: HostConfig, settings: dict[str, Any]) -> HostConfig:
     if unknown:
         raise ValueError(f"a host has no setting {sorted(unknown)[0]!r}: there are {sorted(of_host | of_jobs)}")
     if not isinstance(settings.get("jobs", config.jobs), JobQueueConfig):
-        raise ValueError(f"jobs must be a JobQueueConfig, got {settings['jobs']!r}")
+        raise ValueError(f"jobs must be of class JobQueueConfig, got {settings['jobs']!r}")
     jobs = {name: value for name, value in settings.items() if name in of_jobs}
     others = {name: value for name, value in settings.items() if name in of_host}
     if jobs:

@@ -49,23 +49,35 @@ def name_of(message_class: type) -> str:
     return "" if message_class in _PLAIN else message_class.__name__
 
 
+def shown_name(name: str) -> str:
+    """Of a message type, or of what goes without one."""
+    return {"": "plain values", ANY: "anything else"}.get(name, name)
+
+
 def encode(value: Any) -> bytes:
     """Raises `HostError(TYPE_MISMATCH)` for what JSON cannot hold."""
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise HostError(
-            HostErrorKind.TYPE_MISMATCH, f"{type(value).__name__} cannot be sent as JSON: {error}"
-        ) from None
+        if isinstance(value, type):
+            text = f"the class {value.__name__} cannot be sent as JSON: send one of it, {value.__name__}(...)"
+        else:
+            text = (
+                f"{type(value).__name__} cannot be sent as JSON: {error}. What is sent is a Struct, a dataclass or a "
+                "plain value"
+            )
+        raise HostError(HostErrorKind.TYPE_MISMATCH, text) from None
 
 
-def decode_reply(payload: bytes, reply_type: Any) -> Any:
-    """Raises `HostError(PROTOCOL_ERROR)`."""
+def decode_reply(payload: bytes, reply_type: Any, spot: str) -> Any:
+    """Raises `HostError(PROTOCOL_ERROR)`; TYPE_MISMATCH for what is no type of a reply."""
     try:
         return msgspec.json.decode(payload, type=reply_type)
     except msgspec.DecodeError as error:
         shown = getattr(reply_type, "__name__", reply_type)
-        raise HostError(HostErrorKind.PROTOCOL_ERROR, f"the reply is no {shown}: {error}") from None
+        raise HostError(HostErrorKind.PROTOCOL_ERROR, f"the reply of {spot!r} is no {shown}: {error}") from None
+    except TypeError as error:
+        raise HostError(HostErrorKind.TYPE_MISMATCH, f"no reply can be read as {reply_type!r}: {error}") from None
 
 
 def find_route(routes: Routes, name: str) -> Route | None:
@@ -84,6 +96,8 @@ def read_handler(function: Callable[..., Any], message_type: Any = None, *, take
     Raises ValueError for another shape, and where no type can be read.
     """
     label = getattr(function, "__qualname__", repr(function))
+    if not callable(function):
+        raise ValueError(f"a handler is a function, got {label}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ValueError(f"{label} is a generator: calling it would run nothing, and a handler's value is one message")
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -119,7 +133,13 @@ def read_object(kind: type) -> Routes:
         for name, route in read_handler(function, marked[0], takes_state=True).items():
             if name in routes:
                 other = routes[name].function.__qualname__
-                raise ValueError(f"{name or 'plain values'} has two handlers: {other} and {function.__qualname__}")
+                both = f"{other} and {function.__qualname__}"
+                if name:
+                    raise ValueError(f"{name} has two handlers: {both}")
+                raise ValueError(
+                    f"plain values have two handlers: {both}. They go without a name, so one handler takes them all, "
+                    "as of `int | str`; or send a Struct"
+                )
             routes[name] = route
     return routes
 

@@ -4,9 +4,10 @@ A unit is sealed for a move, is being created, or is a session that has no conne
 which, and the commit span looks at it. What the span does not append comes here. When the unit is open again (moved, or
 not moved after all), what is held is queued in order, and until nothing is left, what comes goes behind it.
 
-Held records are backlog, not jobs: a permit goes back once its record is held, and each record takes a fresh one when
-it is its turn to be queued. While that goes on, a record that comes lends its permit to the head and takes the tail: so
-the hold does not grow, however much comes, and who sends is slowed by permits as ever.
+Held records are backlog, not jobs: a permit goes back once its record is held, and each takes a fresh one when it is
+its turn to be queued. What this host sent to itself had none, and needs none here either. While that goes on, a record
+that comes lends its permit to the head and takes the tail, and while the owner is full nothing is let in behind what is
+held: so the hold only gets shorter, however much comes, and the unit opens.
 
 Nothing that a transport brings is refused by a hold. As much as a lane would take is held without permits; what comes
 beyond that keeps its own, so that who sends is slowed before memory is short, and these are the first that a replay
@@ -60,12 +61,14 @@ class MovingStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Held:
     """One item in a hold."""
 
-    __slots__ = ("deadline_at_ms", "item", "origin", "timer")
+    __slots__ = ("deadline_at_ms", "item", "needs_permit", "origin", "timer")
 
-    def __init__(self, item: Item, origin: Origin, deadline_at_ms: int | None) -> None:
+    def __init__(self, item: Item, origin: Origin, deadline_at_ms: int | None, *, needs_permit: bool) -> None:
         self.item = item
         self.origin = origin
         self.deadline_at_ms = deadline_at_ms
+        self.needs_permit = needs_permit
+        """It came with one."""
         self.timer: Timer | None = None
 
 
@@ -111,7 +114,7 @@ class Moving:
         timers: Timers,
         drops: Drops,
         *,
-        answer: Callable[[Record, HostErrorKind], None],
+        answer: Callable[[Record, HostError], None],
         look_again: Callable[[OwnerKey], None],
         admit: Callable[[Asking], Admission | HostErrorKind] = lambda asking: Admission.ADMIT,
         session_slots: int = OUTBOUND_WAITER_SLOTS,
@@ -163,7 +166,7 @@ class Moving:
         """
         hold = self._holds.get(key)
         if hold is not None and lane is Lane.APPLICATION and not self._fits(hold, item):
-            return HostErrorKind.CAPACITY_EXCEEDED
+            return HostErrorKind.CAPACITY_EXCEEDED  # of a replay too: as of any owner whose queue is full
         self._origin = "local"
         try:
             refused = self._owners.submit_local(key, item, lane)
@@ -180,7 +183,7 @@ class Moving:
         if self._is_past(deadline_at_ms):
             return HostErrorKind.DEADLINE_EXCEEDED
         hold = self._hold_of(key)
-        self._append(hold, Held(item, self._origin, deadline_at_ms))
+        self._append(hold, Held(item, self._origin, deadline_at_ms, needs_permit=permit is not None))
         if permit is not None:
             hold.permits.append(permit)
             self._give_permits_back(hold)
@@ -230,7 +233,8 @@ class Moving:
         hold = self._hold_of(key)
         self._stop_replay(hold)
         self._owners.set_condition(key, Condition.SEALED)
-        backlog = [Held(item, "backlog", None) for item in self._owners.take_queued(key)]
+        queued = self._owners.take_queued(key)
+        backlog = [Held(item, "backlog", None, needs_permit=had_permit) for item, had_permit in queued]
         for held in reversed(backlog):  # to give charges back makes room: who waited for it may be held by now
             self._append(hold, held)
             hold.items.move_to_end(held, last=False)
@@ -243,25 +247,25 @@ class Moving:
         """
         condition = self._condition(key)
         if condition is None:
-            self.end(key, HostErrorKind.NOT_FOUND)
+            self.end(key, HostError(HostErrorKind.NOT_FOUND, f"{key!r} was removed while it took nothing"))
         elif condition not in (Condition.OPEN, Condition.REPLAYING):
             hold = self._hold_of(key)
             self._owners.set_condition(key, Condition.REPLAYING)
             self._go_on(hold)
 
-    def end(self, key: OwnerKey, kind: HostErrorKind) -> None:
-        """An owner is gone (`on_removed`): what is held for it ends, requests with `kind`."""
+    def end(self, key: OwnerKey, error: HostError) -> None:
+        """An owner is gone (`on_removed`): what is held for it ends, requests with `error`."""
         hold = self._holds.pop(key, None)
         if hold is not None:
             self._stop_replay(hold)
             for held in list(hold.items):
                 self._remove(hold, held)
-                self._drop(held, kind)
+                self._drop(held, error)
             self._give_permits_back(hold)
 
-    def close(self, kind: HostErrorKind = HostErrorKind.SHUTTING_DOWN) -> None:
+    def close(self) -> None:
         for key in list(self._holds):
-            self.end(key, kind)
+            self.end(key, _closed(key))
 
     # --- seeing ---
 
@@ -335,7 +339,7 @@ class Moving:
         if self._is_past(record.deadline_at_ms):
             return HostErrorKind.DEADLINE_EXCEEDED
         if self._use(hold, permit):
-            self._append(hold, Held(record, "received", record.deadline_at_ms))
+            self._append(hold, Held(record, "received", record.deadline_at_ms, needs_permit=True))
             self._go_on(hold)
             return None
         if hold.has_no_room:
@@ -367,7 +371,7 @@ class Moving:
         hold.is_replaying = True
         try:
             while hold.items and not hold.has_no_room and self._is_replaying(hold):
-                if isinstance(hold.head.item, Callback):
+                if not hold.head.needs_permit:
                     self._try_head(hold, None)
                     continue
                 if hold.waiter is not None:
@@ -385,37 +389,41 @@ class Moving:
 
     def _stand_in_line(self, hold: _Hold) -> None:
         if self._jobs.is_closed:
-            self.end(hold.key, HostErrorKind.SHUTTING_DOWN)
+            self.end(hold.key, _closed(hold.key))
             return
 
         def closed() -> None:
-            self.end(hold.key, HostErrorKind.SHUTTING_DOWN)
+            self.end(hold.key, _closed(hold.key))
 
         hold.waiter = self._jobs.wait(("replay", hold.key), partial(self._granted, hold), closed=closed)
 
     def _try_head(self, hold: _Hold, permit: Permit | None) -> bool:
-        """Whether the permit was used. The head leaves the hold unless its owner has no room for it."""
+        """Whether the permit was used. The head leaves the hold unless its owner has no room for it; `permit` may be
+        None where it needs none.
+        """
         held = hold.head
         if self._is_past(held.deadline_at_ms):
             self._expire(hold, held)
             return False
         self._remove(hold, held)  # first: nothing that the commit causes meets it here
-        refused = self._give(hold.key, held.item, permit)
+        refused = self._give(hold.key, held, permit)
         if refused is None:
             self._replayed += 1
-            return isinstance(held.item, Record)
+            return held.needs_permit
         if refused is HostErrorKind.CAPACITY_EXCEEDED:
             hold.has_no_room = True
             self._append(hold, held)
             hold.items.move_to_end(held, last=False)
         else:
-            self._drop(held, refused)
+            self._drop(held, HostError(refused, f"{hold.key!r} did not take what was held for it"))
         return False
 
-    def _give(self, key: OwnerKey, item: Item, permit: Permit | None) -> HostErrorKind | None:
-        if isinstance(item, Callback):
+    def _give(self, key: OwnerKey, held: Held, permit: Permit | None) -> HostErrorKind | None:
+        item = held.item
+        if not held.needs_permit:
             return self._owners.submit_local(key, item, replay=True)
         assert permit is not None, "permits_bounded: a held record is queued without a permit"
+        assert isinstance(item, Record), "permits_bounded: a callback came with a permit"
         return self._owners.commit(item, permit, replay=True)
 
     def _finish(self, hold: _Hold) -> None:
@@ -447,7 +455,7 @@ class Moving:
         deadline_at_ms = self._timers.now_ms() + self._session_timeout_ms
         if record.deadline_at_ms is not None:
             deadline_at_ms = min(deadline_at_ms, record.deadline_at_ms)
-        self._append(self._hold_of(record.target), Held(record, "session", deadline_at_ms))
+        self._append(self._hold_of(record.target), Held(record, "session", deadline_at_ms, needs_permit=True))
         permit.release()
         return None
 
@@ -461,7 +469,8 @@ class Moving:
         """Whether a lane's bounds have room for one more item of this host's; what never fits is for the owner."""
         limits, charge = self._owners.limits, self._charge(item)
         return charge > limits.application_bytes_max or (
-            hold.local_items < limits.application_items_max
+            not hold.has_no_room
+            and hold.local_items < limits.application_items_max
             and hold.local_bytes + charge <= limits.application_bytes_max
         )
 
@@ -519,43 +528,50 @@ class Moving:
             return
         self._leave(hold, held)
         self._expired += 1
-        self._end_held(held, HostErrorKind.DEADLINE_EXCEEDED)
+        self._end_held(held, _expired(hold.key))
 
     def _leave(self, hold: _Hold, held: Held) -> None:
         """Out of the hold, not through its head; and what that was in the way of goes on."""
         was_head = hold.head is held
         self._remove(hold, held)
         self._give_permits_back(hold)
-        if held.origin == "local":
-            self._look_again(hold.key)  # the hold has room for one more of this host's
         if was_head and self._is_replaying(hold):
             hold.has_no_room = False  # what was too large for the room there is no longer in front
             self._go_on(hold)
+        self._look_again(hold.key)  # the hold may have room for one more of this host's
 
     def _expire(self, hold: _Hold, held: Held) -> None:
         self._remove(hold, held)
         self._expired += 1
-        self._end_held(held, HostErrorKind.DEADLINE_EXCEEDED)
+        self._end_held(held, _expired(hold.key))
 
-    def _drop(self, held: Held, kind: HostErrorKind) -> None:
+    def _drop(self, held: Held, error: HostError) -> None:
         self._dropped += 1
-        self._end_held(held, kind)
+        self._end_held(held, error)
 
-    def _end_held(self, held: Held, kind: HostErrorKind) -> None:
+    def _end_held(self, held: Held, error: HostError) -> None:
         """Tell who waits for an answer. Nobody does: its caller's call ended well long ago, so it is counted (R114)."""
         item = held.item
         if isinstance(item, Callback):
             if item.on_end is not None:
-                item.on_end(HostError(kind, "it was held for a unit that did not take it"))
+                item.on_end(error)
                 return
         elif item.kind is RecordKind.REQUEST:
-            self._answer(item, kind)
+            self._answer(item, error)
             return
-        message_kind = RecordKind.ONE_WAY if isinstance(item, Callback) else item.kind
-        if kind in (HostErrorKind.SHUTTING_DOWN, HostErrorKind.REJECTED):
-            self._drops.count_error(message_kind, kind)
+        message_kind, target = (RecordKind.ONE_WAY, "") if isinstance(item, Callback) else (item.kind, item.target)
+        if error.kind in (HostErrorKind.SHUTTING_DOWN, HostErrorKind.REJECTED):
+            self._drops.count_error(message_kind, error, target)
         else:
-            self._drops.count(message_kind, DropReason.STALE_TARGET)
+            self._drops.count(message_kind, DropReason.STALE_TARGET, target, error.message)
+
+
+def _closed(key: OwnerKey) -> HostError:
+    return HostError(HostErrorKind.SHUTTING_DOWN, f"the host was closed before {key!r} took what was held for it")
+
+
+def _expired(key: OwnerKey) -> HostError:
+    return HostError(HostErrorKind.DEADLINE_EXCEEDED, f"its deadline passed while it was held for {key!r}")
 
 
 def _request_name(item: Item) -> tuple[SourceId, int] | None:

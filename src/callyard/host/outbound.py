@@ -33,12 +33,13 @@ Submitted: TypeAlias = HostErrorKind | Awaitable[None] | None
 CAPACITY_EXCEEDED says that this host has no room for it now."""
 
 Submit: TypeAlias = Callable[[int], Submitted]
-"""One plain function of the deadline, an instant in ms. It may look for its target each time: only a start fixes it."""
+"""One plain function of the deadline, an instant in ms. It may look for its target each time: only a start fixes it.
+
+It may raise `HostError` for what it refuses, to say why.
+"""
 
 SubmitRequest: TypeAlias = Callable[[int, int], Submitted]
 """The same of the operation's id and the deadline."""
-
-TOO_LARGE: Final = "it is larger than a whole queue ever is (owners: application_bytes_max)"
 
 REFUSED_KINDS: Final = {
     "not_found": HostErrorKind.NOT_FOUND,
@@ -55,7 +56,7 @@ def read_error(completion: Completion) -> HostError:
         return HostError(
             HostErrorKind.PROTOCOL_ERROR, f"an error reply of unknown kind {completion.error!r}: {completion.message}"
         )
-    return HostError(kind, completion.message or f"the other side answered {kind.name}")
+    return HostError(kind, completion.message or "the other side answered so, without a word why")
 
 
 def operation_error(operation: asyncio.Future[None]) -> HostError | None:
@@ -88,23 +89,29 @@ class SendingState(StrEnum):
 
 
 class Sending:
-    """A send that has begun. Await it once, or leave it: what fails with nobody waiting is counted as dropped.
+    """A send that has begun. Await it once, or leave it: what fails with nobody waiting is counted as dropped, and
+    logged now and then. Of one that failed in its very call, who awaits it within that step of the loop, or hands it to
+    a task there, is in time.
 
     Cancelling who awaits it ends a wait for room, so that it is never sent; once it is submitted that ends only the
     caller's wait.
     """
 
-    __slots__ = ("_drops", "_error", "_future", "_is_begun", "_kind", "_state", "_waiter")
+    __slots__ = ("_drops", "_error", "_future", "_is_awaited", "_is_begun", "_kind", "_state", "_waiter", "target")
 
-    def __init__(self, drops: Drops, kind: OutgoingKind) -> None:
+    def __init__(self, drops: Drops, kind: OutgoingKind, target: str) -> None:
         self._drops = drops
         self._kind = kind
+        self.target = target
+        """A spot's id, or what else its place is called."""
         self._state = SendingState.UNDER_WAY
         self._error: HostError | None = None
         self._future: _Wait | None = None
         self._waiter: Waiter | None = None
         self._is_begun = False
-        """The call that made it has returned: an error is no longer its answer, if nobody awaits."""
+        """The call that made it has returned."""
+        self._is_awaited = False
+        """Somebody is told, or was."""
 
     @property
     def state(self) -> SendingState:
@@ -124,6 +131,7 @@ class Sending:
             raise HostError(
                 HostErrorKind.INVALID_OPERATION, "a send is awaited by one at a time, and another awaits it"
             )
+        self._is_awaited = True
         if self._state is SendingState.CANCELLED:
             raise asyncio.CancelledError
         if self._state is SendingState.ENDED:
@@ -146,7 +154,25 @@ class Sending:
             else:
                 future.set_exception(error)
         elif error is not None and self._is_begun:
-            self._drops.count_error(self._kind, error.kind)
+            self._drops.count_error(self._kind, error, self.target)
+
+    def _begun(self) -> None:
+        """The call that made it returns."""
+        self._is_begun = True
+        if self._error is None:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # nobody can await it here
+            self._count_unless_awaited()
+            return
+        # A task that is made in this step has begun by the second turn of the loop.
+        context = infrastructure_context()
+        loop.call_soon(partial(loop.call_soon, self._count_unless_awaited, context=context), context=context)
+
+    def _count_unless_awaited(self) -> None:
+        if not self._is_awaited and self._error is not None:
+            self._drops.count_error(self._kind, self._error, self.target)
 
 
 class _Wait(asyncio.Future[None]):
@@ -198,9 +224,9 @@ class Outbound:
         It begins in this call, so sends are in the order of their calls, awaited or not. A shorter `timeout_ms` wins
         over the family's. Awaiting raises `HostError`: DEADLINE_EXCEEDED, SHUTTING_DOWN, and what `submit` says.
         """
-        sending = Sending(self._drops, kind)
+        sending = Sending(self._drops, kind, str(key))
         try:
-            self._check_open()
+            self._check_open(sending.target)
             deadline_at_ms = self._timers.now_ms() + self._send_timeout_ms(family, timeout_ms)
             if self._waiters.has_line(key) or not self._try(sending, submit, deadline_at_ms):
                 sending._waiter = self._waiters.wait(
@@ -208,18 +234,19 @@ class Outbound:
                 )
         except HostError as error:
             sending._end(error)
-        sending._is_begun = True
+        sending._begun()
         return sending
 
-    def publish(self, family: SendFamily, targets: Iterable[Submit]) -> Sending:
+    def publish(self, family: SendFamily, targets: Iterable[Submit], target: str = "") -> Sending:
         """Begin a publish to many: one attempt each, at the targets as they are now.
 
         It has started with the first attempt and cannot fail any more: a target without room is left out, and counted.
         Complete when every attempt has ended. Awaiting raises `HostError`: SHUTTING_DOWN.
         """
-        sending = Sending(self._drops, OutgoingKind.PUBLISH)
+        sending = Sending(self._drops, OutgoingKind.PUBLISH, target)
         if self._closed is not None:
-            sending._end(self._closing_error(self._closed))
+            sending._end(_closing_error(self._closed, target))
+            sending._begun()
             return sending
         deadline_at_ms = self._timers.now_ms() + self._config.send_timeout_of(family)
         under_way: set[asyncio.Future[None]] = set()
@@ -227,15 +254,16 @@ class Outbound:
             try:
                 submitted = submit(deadline_at_ms)
             except Exception as raised:  # noqa: BLE001 - the transport's; told by its kind
-                submitted = error_of(raised).kind
+                self._drops.count_error(OutgoingKind.PUBLISH, error_of(raised), target)
+                continue
             if isinstance(submitted, HostErrorKind):
-                self._drops.count_error(OutgoingKind.PUBLISH, submitted)
+                self._drops.count_error(OutgoingKind.PUBLISH, submitted, target)
             elif submitted is not None:
                 under_way.add(operation := self._run(submitted))
                 operation.add_done_callback(partial(self._end_of_attempt, sending, under_way))
         if not under_way:
             sending._end(None)
-        sending._is_begun = True
+        sending._begun()
         return sending
 
     async def request(
@@ -247,7 +275,7 @@ class Outbound:
         Cancelling it takes it out of the table; a reply that comes later is dropped. `is_local`: no transport brings
         its answer. Raises `HostError`.
         """
-        self._check_open()
+        self._check_open(target)
         now_ms = self._timers.now_ms()
         if timeout_ms is None:
             timeout_ms = self._config.request_timeout_ms
@@ -262,7 +290,7 @@ class Outbound:
             except Exception as raised:
                 raise error_of(raised) from raised
             if isinstance(submitted, HostErrorKind):
-                raise HostError(submitted, f"{target!r} did not take the request: {_why(submitted)}")
+                raise HostError(submitted, f"{target!r} did not take the request")
             if submitted is not None:
                 self._run(submitted).add_done_callback(partial(self._end_of_request_start, request.operation_id))
             return await outcome
@@ -282,7 +310,7 @@ class Outbound:
         try:
             operation = self._run(start())
         except Exception as raised:  # noqa: BLE001 - the transport's
-            self._drops.count_error(OutgoingKind.REPLY, error_of(raised).kind)
+            self._drops.count_error(OutgoingKind.REPLY, error_of(raised))
             return None
         operation.add_done_callback(self._end_of_reply)
         return operation
@@ -316,7 +344,7 @@ class Outbound:
             if submitted is None:
                 sending._end(None)
             elif isinstance(submitted, HostErrorKind):
-                sending._end(HostError(submitted, f"the send was not taken: {_why(submitted)}"))
+                sending._end(HostError(submitted, f"{sending.target!r} did not take the send"))
             else:
                 self._run(submitted).add_done_callback(partial(self._end_of_send, sending))
         return True
@@ -336,7 +364,7 @@ class Outbound:
     ) -> None:
         error = operation_error(operation)
         if error is not None:
-            self._drops.count_error(OutgoingKind.PUBLISH, error.kind)
+            self._drops.count_error(OutgoingKind.PUBLISH, error, sending.target)
         under_way.discard(operation)
         if not under_way:
             sending._end(None)
@@ -349,22 +377,19 @@ class Outbound:
     def _end_of_reply(self, operation: asyncio.Future[None]) -> None:
         error = operation_error(operation)
         if error is not None:
-            self._drops.count_error(OutgoingKind.REPLY, error.kind)
+            self._drops.count_error(OutgoingKind.REPLY, error)
 
     def _send_timeout_ms(self, family: SendFamily, timeout_ms: float | None) -> int:
         family_ms = self._config.send_timeout_of(family)
         return family_ms if timeout_ms is None else min(family_ms, whole_timeout_ms("timeout_ms", timeout_ms))
 
-    def _check_open(self) -> None:
+    def _check_open(self, target: str) -> None:
         if self._closed is not None:
-            raise self._closing_error(self._closed)
-
-    def _closing_error(self, kind: HostErrorKind) -> HostError:
-        return HostError(kind, "the host is closing: it takes nothing more to send")
+            raise _closing_error(self._closed, target)
 
 
-def _why(kind: HostErrorKind) -> str:
-    return TOO_LARGE if kind is HostErrorKind.REJECTED else kind.name
+def _closing_error(kind: HostErrorKind, target: str) -> HostError:
+    return HostError(kind, f"the host is closing: nothing more goes to {target!r}")
 
 
 def deliver(outcome: asyncio.Future[Any], value: Any) -> bool:

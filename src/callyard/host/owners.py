@@ -223,10 +223,10 @@ class OwnerEvents(Protocol):
     def on_room(self, key: OwnerKey) -> None:
         """An owner has more room than before, or opened: those who wait for it, oldest first."""
 
-    def on_removed(self, key: OwnerKey, kind: HostErrorKind) -> None:
+    def on_removed(self, key: OwnerKey, error: HostError) -> None:
         """An owner is gone: its lines end."""
 
-    def on_dropped(self, item: Item, kind: HostErrorKind) -> None:
+    def on_dropped(self, item: Item, error: HostError) -> None:
         """Accepted, and ended before its handler began: a request is owed an answer."""
 
 
@@ -325,8 +325,10 @@ class Owners:
     def get(self, key: OwnerKey) -> Owner | None:
         return self._by_key.get(key)
 
-    def remove(self, key: OwnerKey, kind: HostErrorKind = HostErrorKind.NOT_FOUND) -> bool:
-        """Forget an owner: what has not begun ends with `kind`, what runs goes on to its end. False: it is unknown."""
+    def remove(self, key: OwnerKey, error: HostError | None = None) -> bool:
+        """Forget an owner: what has not begun ends with `error` (default: NOT_FOUND), what runs goes on to its end.
+        False: it is unknown.
+        """
         owner = self._by_key.pop(key, None)
         if owner is None:
             return False
@@ -337,9 +339,12 @@ class Owners:
         self._rest(owner)
         if owner.active:
             self._leaving.setdefault(key, []).append(owner)
-        self._end_dropped(dropped, kind)
+        if error is None:
+            error = HostError(HostErrorKind.NOT_FOUND, f"{key!r} was removed before this message's turn began")
+        for work in dropped:
+            self._end_dropped(work, error)
         if self.events is not None:
-            self.events.on_removed(key, kind)
+            self.events.on_removed(key, error)
         return True
 
     def set_condition(self, key: OwnerKey, condition: Condition) -> None:
@@ -362,12 +367,15 @@ class Owners:
         else:
             callback()
 
-    def take_queued(self, key: OwnerKey) -> list[Item]:
-        """The application work that has not begun, in order, out of a sealed owner: permits and charges go back."""
+    def take_queued(self, key: OwnerKey) -> list[tuple[Item, bool]]:
+        """The application work that has not begun, in order, out of a sealed owner: permits and charges go back.
+
+        Each with whether it had a permit.
+        """
         owner = self._known(key)
         assert owner.condition in _RESTING, f"{key!r} is {owner.condition}: seal it first"
         taken = list(owner.application)
-        items = [work.item for work in taken if work.item is not None]
+        items = [(work.item, work.permit is not None) for work in taken if work.item is not None]
         for work in taken:
             self._unqueue(work)
         for work in taken:
@@ -464,7 +472,9 @@ class Owners:
         for work in dropped:
             self._unqueue(work)
             self._rest(work.owner)
-        self._end_dropped(dropped, kind)
+        for work in dropped:
+            why = "the host was closed" if kind is HostErrorKind.SHUTTING_DOWN else kind.name
+            self._end_dropped(work, HostError(kind, f"{why} before this message's turn of {work.owner.key!r} began"))
         return len(dropped)
 
     # Turns.
@@ -674,12 +684,11 @@ class Owners:
         if self.events is not None and work.owner.condition is not _REMOVED:
             self.events.on_room(work.owner.key)
 
-    def _end_dropped(self, dropped: list[Work], kind: HostErrorKind) -> None:
-        for work in dropped:
-            item = work.item
-            self._free(work)
-            if self.events is not None and item is not None:
-                self.events.on_dropped(item, kind)
+    def _end_dropped(self, work: Work, error: HostError) -> None:
+        item = work.item
+        self._free(work)
+        if self.events is not None and item is not None:
+            self.events.on_dropped(item, error)
 
     def check_invariants(self) -> None:
         """Between steps, by the names of the design page."""

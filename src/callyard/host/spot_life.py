@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import isawaitable
@@ -19,18 +19,25 @@ import msgspec
 
 from callyard.clock import Timers
 from callyard.host.context import infrastructure_context
-from callyard.host.errors import HostError, HostErrorKind
+from callyard.host.errors import HostError, HostErrorKind, text_of
 from callyard.host.flow import wait_until_done
 from callyard.host.ledger import Lane
-from callyard.host.messages import JSON, Route, encode, find_route
+from callyard.host.messages import JSON, Route, encode, find_route, shown_name
 from callyard.host.owners import Callback, Condition
-from callyard.host.spots import Factory, Kind, Kinds, Spot, States, is_pattern, matcher
+from callyard.host.spots import Factory, Kind, Kinds, Spot, States, is_pattern, matcher, shown_factory
 from callyard.host.states import Admission, Asking
 from callyard.host.turns import ABANDON_MS, Turn
 from callyard.host.wiring import HostParts
 from callyard.transport.port import Record
 
 _log: Final = logging.getLogger("callyard.host")
+
+SAVE_MS: Final = 5_000
+"""The least that the close gives the saving of spots, also when it has no time left."""
+SAVES_AT_ONCE: Final = 16
+"""So one that hangs is in nobody's way."""
+NAMES_MAX: Final = 10
+"""Spots, or patterns, that a line names; of more it gives the number."""
 
 TurnOf = Callable[[Spot, Turn], Any]
 """What a handler is given as its turn."""
@@ -51,9 +58,13 @@ class SpotLife:
         self._kept: dict[str, bytes] = {}
         """Without a store: the states of spots that were put away, and are not here. They count as spots."""
         self._spots_max = spots_max
-        self.now_ms = timers.now_ms
         self.turn_of = turn_of
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def now_ms(self) -> int:
+        """In a turn that begins now."""
+        return self.parts.turns.now_ms
 
     def is_here(self, spot_id: str) -> bool:
         """Whether a message for it is this host's own."""
@@ -87,6 +98,13 @@ class SpotLife:
         assert refused is None, f"the first work of {spot!r} was refused: {refused}"
         return None
 
+    def why_not(self, spot: str) -> str:
+        patterns = self.kinds.patterns()
+        of_patterns = (
+            f"none of {_shown(patterns)} matches it" if patterns else "no `spots` or `on` made any pattern known"
+        )
+        return f"there is no spot {spot!r}: none was given by `host.spot`, and {of_patterns}"
+
     def matching(self, pattern: str) -> Sequence[str]:
         if not is_pattern(pattern):
             return ()
@@ -112,8 +130,11 @@ class SpotLife:
         """Raises `HostError(NOT_CONFIGURED)` without a handler, and `msgspec.DecodeError`."""
         route = find_route(spot.kind.routes, message_type)
         if route is None:
-            shown = message_type or "plain values"
-            raise HostError(HostErrorKind.NOT_CONFIGURED, f"{spot.id!r} has no handler for {shown}")
+            raise HostError(
+                HostErrorKind.NOT_CONFIGURED,
+                f"{spot.id!r} has no handler for {shown_name(message_type)}, it has for "
+                f"{_shown([shown_name(name) for name in spot.kind.routes]) or 'nothing'}",
+            )
         return route, route.decode(payload)
 
     def gone(self, spot: str) -> None:
@@ -150,25 +171,30 @@ class SpotLife:
     # Made.
 
     async def _make(self, spot: Spot, factory: Factory, turn: Turn) -> Any:
-        made = factory(spot.id)
-        if isawaitable(made):
-            made = await made
-        if hasattr(made, "load"):
-            saved = spot.kept if self._store is None else await self._store.load(spot.id)
-            if saved is not None:
-                await _load(made, saved)
+        part = f"its factory {shown_factory(factory)}"
+        try:
+            made = await _settle(factory(spot.id))
+            if hasattr(made, "load"):
+                part = "its store's `load`"
+                saved = spot.kept if self._store is None else await self._store.load(spot.id)
+                if saved is not None:
+                    part = f"`load` of its {type(made).__name__}"
+                    await _load(made, saved)
+        except Exception as error:
+            _log.error("%r could not be made: %s failed", spot.id, part, exc_info=error)
+            kind = error.kind if isinstance(error, HostError) else HostErrorKind.INTERNAL_FAILURE
+            what = f"{type(error).__name__}: {text_of(error)}"
+            raise HostError(kind, f"{spot.id!r} could not be made: {part} failed: {what}") from error
         return made
 
     def _made(self, spot: Spot, outcome: Any) -> None:
         kept, spot.kept = spot.kept, None
-        if isinstance(outcome, HostError):
-            _log.warning("%r could not be made: %s", spot.id, outcome)
         if self.spots.get(spot.id) is not spot:  # it was removed meanwhile, and may be here anew
             return
         if isinstance(outcome, HostError):
             if kept is not None:
                 self._kept[spot.id] = kept
-            self.parts.owners.remove(spot.id, outcome.kind)
+            self.parts.owners.remove(spot.id, outcome)
             return
         spot.state = outcome
         self._watch_idle(spot)
@@ -222,28 +248,58 @@ class SpotLife:
     async def move(self, spot_id: str, make: Factory | None) -> None:
         spot = self.spots.get(spot_id)
         if spot is None:
-            raise HostError(HostErrorKind.NOT_FOUND, f"there is no spot {spot_id!r} to move")
-        factory = make or spot.kind.factory
-        if factory is None or not hasattr(spot.state, "dump"):
             raise HostError(
-                HostErrorKind.INVALID_OPERATION,
-                f"{spot_id!r} cannot be moved: it needs a `dump`, and a factory for what takes over",
+                HostErrorKind.NOT_FOUND, f"there is no spot {spot_id!r} here to move: its first message makes it"
             )
+        factory = spot.kind.factory if make is None else make
+        if factory is None or not hasattr(spot.state, "dump"):
+            has = (
+                "no factory for what takes over" if factory is None else f"a {type(spot.state).__name__} without `dump`"
+            )
+            raise HostError(HostErrorKind.INVALID_OPERATION, f"{spot_id!r} cannot be moved: it has {has}")
+        if isinstance(factory, type) and not hasattr(factory, "load"):
+            raise _not_loadable(spot_id, factory.__name__)
         await self._keep(self.parts.moves.move([spot_id], _Move(spot, factory)), copy_context())
 
     # The end.
 
     async def save_all(self, deadline_at_ms: int) -> None:
-        """What has a `dump` is saved, where a store was given; after the last turn. What fails is logged."""
-        for spot in list(self.spots.values()):
-            owner = self.parts.owners.get(spot.id)
-            if self._store is None or self._timers.now_ms() >= deadline_at_ms:
-                return
-            if hasattr(spot.state, "dump") and owner is not None and not owner.active:
-                try:
-                    await self._store.save(spot.id, encode(await _settle(spot.state.dump())))
-                except Exception:  # noqa: BLE001 - of the spot's own dump, or its store
-                    _log.warning("%r could not be saved", spot.id, exc_info=True)
+        """What has a `dump` is saved, where a store was given; after the last turn, and for `SAVE_MS` at least.
+
+        But for spots whose handler was left behind, which may still change them. What was not saved is logged.
+        """
+        if self._store is None:
+            return
+        deadline_at_ms = max(deadline_at_ms, self._timers.now_ms() + SAVE_MS)
+        left_behind = self.parts.turns.left_behind
+        wanted = [spot for spot in self.spots.values() if hasattr(spot.state, "dump")]
+        unsaved = {spot.id: None for spot in wanted}
+        coming = iter([spot for spot in wanted if spot.id not in left_behind])
+        loop = asyncio.get_running_loop()
+        work = [
+            loop.create_task(self._save_each(coming, unsaved, self._store), context=infrastructure_context())
+            for _ in range(min(SAVES_AT_ONCE, len(wanted)))
+        ]
+        if not await wait_until_done(work, self._timers, deadline_at_ms):
+            for task in work:
+                task.cancel()
+        if unsaved:
+            _log.error(
+                "at the close %d of %d spots were not saved: %s. Their handlers did not end, or their `dump` or the "
+                "store failed or did not end in time.",
+                len(unsaved),
+                len(wanted),
+                _shown(list(unsaved)),
+            )
+
+    async def _save_each(self, coming: Iterator[Spot], unsaved: dict[str, None], store: States) -> None:
+        for spot in coming:
+            try:
+                await store.save(spot.id, encode(await _settle(spot.state.dump())))
+            except Exception:  # noqa: BLE001 - of the spot's own dump, or its store
+                _log.warning("%r could not be saved", spot.id, exc_info=True)
+            else:
+                del unsaved[spot.id]
 
     async def save(self, spot_id: str, state: Any) -> bytes:
         """In the store, if there is one. Returns what is kept."""
@@ -296,11 +352,26 @@ class _Move:
 
     async def load(self, state: Any) -> Any:
         made = await _settle(self._factory(self._spot.id))
+        if not hasattr(made, "load"):
+            raise _not_loadable(self._spot.id, type(made).__name__)
         await _load(made, encode(state))
         return made
 
     def cut_over(self, loaded: Any) -> None:
         self._spot.state = loaded
+
+
+def _not_loadable(spot: str, made: str) -> HostError:
+    return HostError(
+        HostErrorKind.INVALID_OPERATION,
+        f"{spot!r} cannot be moved to a {made}: it has no `load(state)` for what the old one's `dump` gives",
+    )
+
+
+def _shown(names: Sequence[str]) -> str:
+    """So many as a line has room for."""
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(names[:NAMES_MAX]) + more
 
 
 async def _load(made: Any, saved: bytes) -> None:

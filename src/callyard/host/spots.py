@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-from callyard.host.messages import Route, Routes
+from callyard.host.messages import Route, Routes, shown_name
 
 SPOT_BYTES_MAX: Final = 255
 """Of a spot's id, as UTF-8."""
@@ -49,13 +49,14 @@ class Kind:
         """Raises ValueError for a type that is handled already."""
         twice = self.routes.keys() & routes.keys()
         if twice:
-            raise ValueError(f"{self.pattern!r} has a handler for {sorted(twice)[0] or 'plain values'} already")
+            raise ValueError(f"{self.pattern!r} has a handler for {shown_name(sorted(twice)[0])} already")
         self.routes = {**self.routes, **routes}
 
 
 class ForTurns(Protocol):
     """What a spot asks of its host when a turn of it begins."""
 
+    @property
     def now_ms(self) -> int: ...
 
     def turn_of(self, spot: Spot, turn: Any) -> Any:
@@ -85,7 +86,7 @@ class Spot:
         """The handler that its owner runs: of a message that was read, and the route that it was read for."""
         (_, function, takes_state, takes_turn), value = message
         if self.kind.idle_ms is not None:
-            self.used_at_ms = self._host.now_ms()
+            self.used_at_ms = self._host.now_ms
         if not takes_turn:
             return function(self.state, value) if takes_state else function(value)
         given = self._host.turn_of(self, turn)
@@ -129,6 +130,10 @@ class Kinds:
             return kind
         return next((kind for kind in self._patterns if kind.is_mine(spot_id)), None)
 
+    def patterns(self) -> list[str]:
+        """Of which messages make spots."""
+        return [kind.pattern for kind in self._patterns]
+
     def exact_ids(self) -> Iterable[str]:
         """Spots that a publish reaches although they were not made yet."""
         return self._exact.keys()
@@ -157,7 +162,18 @@ def check_spot_id(text: object) -> None:
 def check_pattern(text: object) -> None:
     """Raises ValueError."""
     if not is_pattern(text):
-        raise ValueError(f"a pattern is text of 1 to {SPOT_BYTES_MAX} bytes of UTF-8, got {text!r}")
+        hint = ": say it first, as in `@host.spots('cart/*')`" if callable(text) else ""
+        raise ValueError(f"a pattern is text of 1 to {SPOT_BYTES_MAX} bytes of UTF-8, got {text!r}{hint}")
+
+
+def check_factory(what: str, factory: object) -> None:
+    """Raises ValueError."""
+    if not callable(factory):
+        raise ValueError(f"{what} takes a class, or a function of a spot's id, got {factory!r}")
+
+
+def shown_factory(factory: Factory) -> str:
+    return getattr(factory, "__qualname__", repr(factory))
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:

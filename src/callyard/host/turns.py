@@ -21,7 +21,7 @@ import logging
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
-from inspect import isawaitable
+from inspect import CORO_CLOSED, getcoroutinestate, isawaitable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -71,7 +71,18 @@ class TurnsStatistics(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Turn:
     """What a handler is given: whose turn it is, what it is for, and what only a turn can do."""
 
-    __slots__ = ("_context", "_is_answered", "_reentry", "_task", "_turns", "_work", "error", "number", "owner")
+    __slots__ = (
+        "_context",
+        "_is_answered",
+        "_left",
+        "_reentry",
+        "_task",
+        "_turns",
+        "_work",
+        "error",
+        "number",
+        "owner",
+    )
 
     def __init__(self, turns: Turns, work: Work) -> None:
         assert work.hold is not None, "a turn without its gate"
@@ -84,6 +95,8 @@ class Turn:
         self._work = work
         self._task: asyncio.Task[None] | None = None
         """Its own, from its first wait on."""
+        self._left: _Left | None = None
+        """What that task goes through."""
         self._is_answered = False
         self._context: Context | None = None
         self._reentry: asyncio.Future[None] | None = None
@@ -101,6 +114,14 @@ class Turn:
     def is_current(self) -> bool:
         """Whether it may still change its owner: it holds the gate, and the owner was not removed."""
         return self.holds_gate and self._work.owner.condition is not Condition.REMOVED
+
+    @property
+    def label(self) -> str:
+        """What it is for, in a line of the log."""
+        item = self._work.item
+        if isinstance(item, Record):
+            return f"{item.kind} {item.message_type or 'of a plain value'}"
+        return "a callback"
 
     @property
     def record(self) -> Record | None:
@@ -160,8 +181,8 @@ class Turns:
         replies: Replies,
         timers: Timers,
         on_room: Callable[[OwnerKey], None] | None = None,
-        on_removed: Callable[[OwnerKey, HostErrorKind], None] | None = None,
-        on_lost: Callable[[Record, HostErrorKind], None] | None = None,
+        on_removed: Callable[[OwnerKey, HostError], None] | None = None,
+        on_lost: Callable[[Record, HostError], None] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         """`on_lost` hears of records that ended before their handler, or whose payload could not be read: to count.
@@ -187,8 +208,10 @@ class Turns:
         """Turns whose handlers have waited; each has a task of its own."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._quiet: asyncio.Future[None] | None = None
-        self._now_ms = 0
-        """When a turn last ended, or a stretch began: so a turn costs one look at the clock."""
+        self.now_ms = 0
+        """When a turn last ended, or a stretch began, which is when one begins: so it costs one look at the clock."""
+        self.left_behind: set[OwnerKey] = set()
+        """Owners whose handlers may still change them although their turns are over."""
         self.reset_metrics()
         owners.events = self
 
@@ -228,13 +251,36 @@ class Turns:
             turn._task.cancel()
         await self._wait_quiet(self._timers.now_ms() + ABANDON_MS)
         for turn in list(self._waiting):
-            _log.warning("a handler of %r did not end when it was cancelled: it is left behind", turn.owner)
+            label = turn.label
             self._abandoned += 1
             waiting = self._answer(turn, turn.error)
             if waiting is not None:
                 self._wait_aside(waiting)
             self._end(turn)
+            self._abandon(turn, label)
         self._owners.drop_all(HostErrorKind.SHUTTING_DOWN)  # what those handlers still submitted
+
+    def _abandon(self, turn: Turn, label: str) -> None:
+        """Its handler did not let its cancellation through, and would keep the event loop from ending. So it is ended
+        where it waits, as a coroutine that nobody awaits any more; only one that goes on even then is left behind.
+        """
+        left, task = turn._left, turn._task
+        assert left is not None, "a turn that waits has what is left of it"
+        assert task is not None, "a turn that waits has its task"
+        is_closed = left.close()
+        task.cancel()  # what it waited for is not what its task waits for now
+        if is_closed:
+            became = "it was closed where it waited"
+        else:
+            self.left_behind.add(turn.owner)
+            became = "it is left behind, and may keep the event loop from ending"
+        _log.warning(
+            "a handler of %r did not end when it was cancelled, within %d ms: %s (%s). Let CancelledError through.",
+            turn.owner,
+            ABANDON_MS,
+            became,
+            label,
+        )
 
     # What owners tell.
 
@@ -247,17 +293,16 @@ class Turns:
         if self._on_room is not None:
             self._on_room(key)
 
-    def on_removed(self, key: OwnerKey, kind: HostErrorKind) -> None:
+    def on_removed(self, key: OwnerKey, error: HostError) -> None:
         if self._on_removed is not None:
-            self._on_removed(key, kind)
+            self._on_removed(key, error)
 
-    def on_dropped(self, item: Item, kind: HostErrorKind) -> None:
-        error = HostError(kind, "it was accepted, and ended before its handler began")
+    def on_dropped(self, item: Item, error: HostError) -> None:
         if isinstance(item, Callback):
             self._tell(item, error)
             return
         if self._on_lost is not None:
-            self._on_lost(item, kind)
+            self._on_lost(item, error)
         if item.kind is _REQUEST:
             waiting = self._send_reply(item, error)
             if waiting is not None:
@@ -290,17 +335,17 @@ class Turns:
         assert task is not None
         turn: Turn | None = None
         turns_left, stretch_at_ms = STRETCH_TURNS_MAX, self._timers.now_ms()
-        self._now_ms = stretch_at_ms
+        self.now_ms = stretch_at_ms
         try:
             while not self._is_stopped:
-                if turns_left <= 0 or self._now_ms - stretch_at_ms >= self._owners.limits.owner_budget_ms:
+                if turns_left <= 0 or self.now_ms - stretch_at_ms >= self._owners.limits.owner_budget_ms:
                     turn = None  # and what it was for
                     await asyncio.sleep(0)
                     turns_left = STRETCH_TURNS_MAX
-                    stretch_at_ms = self._now_ms = self._timers.now_ms()
+                    stretch_at_ms = self.now_ms = self._timers.now_ms()
                     continue
                 try:
-                    work = self._owners.begin_next(self._now_ms)
+                    work = self._owners.begin_next(self.now_ms)
                 except Exception as error:
                     self._fail(error)
                     raise
@@ -364,6 +409,7 @@ class Turns:
         """The rest of a turn that waits, in a task of its own."""
         after: _Left | None = left
         while after is not None:
+            turn._left = after
             try:
                 await after
             except BaseException as error:
@@ -378,12 +424,16 @@ class Turns:
         """What ends a process goes on; nothing else that a handler raises does."""
         if isinstance(error, asyncio.CancelledError):
             self._failed += 1
-            cancelled = HostError(HostErrorKind.INTERNAL_FAILURE, "its handler was cancelled")
-            return self._end_with(turn, turn.error or cancelled)
+            if turn.error is not None:  # by the stop
+                return self._end_with(turn, turn.error)
+            _log.error("a handler of %r was cancelled (%s)", turn.owner, turn.label)
+            what = f"a handler of {turn.owner!r} was cancelled"
+            return self._end_with(turn, HostError(HostErrorKind.INTERNAL_FAILURE, what))
         if not isinstance(error, SystemExit | KeyboardInterrupt):
             return self._end_with(turn, self._explain(turn, error))
         self._failed += 1
-        ended = HostError(HostErrorKind.INTERNAL_FAILURE, f"its handler ended by {type(error).__name__}")
+        what = f"a handler of {turn.owner!r} ended by {type(error).__name__}"
+        ended = HostError(HostErrorKind.INTERNAL_FAILURE, what)
         left = self._end_with(turn, ended)
         if left is not None:  # there is no waiting any more
             left.coroutine.close()
@@ -425,7 +475,8 @@ class Turns:
             late_ms = self._timers.now_ms() - record.deadline_at_ms
             if late_ms >= 0:
                 self._expired += 1
-                raise _Unread(HostErrorKind.DEADLINE_EXCEEDED, f"its deadline passed {late_ms} ms before its turn")
+                what = f"its deadline passed {late_ms} ms before its turn of {record.target!r}"
+                raise _Unread(HostErrorKind.DEADLINE_EXCEEDED, what)
         try:
             return self._decode(record)
         except HostError as error:
@@ -433,21 +484,24 @@ class Turns:
             raise _Unread(error.kind, text_of(error)) from None
         except Exception as error:  # noqa: BLE001 - a codec's way to say that it cannot
             self._decode_errors += 1
-            raise _Unread(HostErrorKind.PROTOCOL_ERROR, f"its payload could not be read: {text_of(error)}") from None
+            what = f"{record.target!r} could not read its payload"
+            what = f"{what} as {record.message_type}" if record.message_type else what
+            raise _Unread(HostErrorKind.PROTOCOL_ERROR, f"{what}: {text_of(error)}") from None
 
     def _explain(self, turn: Turn, error: BaseException) -> HostError:
         """What a caller is told of a failure; without its frames, which hold what the handler held."""
         record = turn.record
         if isinstance(error, _Unread):
             if self._on_lost is not None and record is not None:
-                self._on_lost(record, error.kind)
+                self._on_lost(record, error)
             return HostError(error.kind, text_of(error))
         self._failed += 1
         if isinstance(error, HostError):
             return HostError(error.kind, text_of(error))
-        _log.error("a handler of %r failed", turn.owner, exc_info=error)
+        _log.error("a handler of %r failed (%s)", turn.owner, turn.label, exc_info=error)
         return HostError(
-            HostErrorKind.INTERNAL_FAILURE, f"its handler failed: {type(error).__name__}: {text_of(error)}"
+            HostErrorKind.INTERNAL_FAILURE,
+            f"a handler of {turn.owner!r} failed: {type(error).__name__}: {text_of(error)}",
         )
 
     def _answer(self, turn: Turn, outcome: Any) -> Awaitable[None] | None:
@@ -473,7 +527,8 @@ class Turns:
                 return None
             _log.error("a reply of %r was not sent", record.target, exc_info=error)
             kind = error.kind if isinstance(error, HostError) else HostErrorKind.INTERNAL_FAILURE
-            return self._send_reply(record, HostError(kind, f"its reply could not be sent: {text_of(error)}"))
+            what = f"the reply of {record.target!r} could not be sent: {text_of(error)}"
+            return self._send_reply(record, HostError(kind, what))
 
     def _tell(self, callback: Callback, outcome: Any) -> None:
         if callback.on_end is None:
@@ -500,9 +555,9 @@ class Turns:
             return
         self._waiting.pop(turn, None)
         turn._context = None
-        self._now_ms = self._timers.now_ms()
+        self.now_ms = self._timers.now_ms()
         try:
-            self._owners.end(turn._work, self._now_ms)
+            self._owners.end(turn._work, self.now_ms)
         except Exception as error:
             self._fail(error)
             raise
@@ -572,7 +627,7 @@ class _Left:
         self.value: Any = None
         """What it returned."""
         self.is_closed = False
-        """By whoever destroys the task: there is no waiting any more."""
+        """There is no waiting any more: by whoever destroys the task, or by `close`."""
         self._waits_for: Any = None
 
     def advance(self) -> bool:
@@ -584,13 +639,24 @@ class _Left:
             return True
         return False
 
+    def close(self) -> bool:
+        """End the coroutine where it waits, by GeneratorExit; False: it goes on waiting."""
+        try:
+            self.context.run(self.coroutine.close)
+        except BaseException:  # noqa: BLE001 - the handler's last word
+            _log.info("a handler raised when it was closed", exc_info=True)
+        self.is_closed = getcoroutinestate(self.coroutine) == CORO_CLOSED
+        return self.is_closed
+
     def __await__(self) -> Generator[Any, None, None]:
         thrown: BaseException | None = None
         waits_for, self._waits_for = self._waits_for, None
         while True:
             try:
                 yield waits_for
-            except BaseException as error:  # noqa: BLE001 - the coroutine's: a cancellation, a closed loop
+            except BaseException as error:
+                if self.is_closed:
+                    raise
                 self.is_closed = isinstance(error, GeneratorExit)
                 thrown = error
             try:

@@ -27,7 +27,7 @@ from callyard.host.messages import encode
 from callyard.host.moves import Moves
 from callyard.host.moving import Moving
 from callyard.host.outbound import Outbound
-from callyard.host.owners import Item, OwnerKey, Owners, kind_for_reply
+from callyard.host.owners import Callback, Item, OwnerKey, Owners, kind_for_reply
 from callyard.host.pump import Pump
 from callyard.host.requests import RequestTable
 from callyard.host.states import HostLife, HostState
@@ -70,6 +70,10 @@ class SpotTable(Protocol):
         """Whom a publish is for."""
         ...
 
+    def why_not(self, spot: str) -> str:
+        """That there is no such spot, and which there could be."""
+        ...
+
     def decode(self, record: Record) -> Any: ...
 
     def gone(self, spot: str) -> None:
@@ -90,8 +94,10 @@ class HostParts:
         self.timers = timers
         self.transport = transport
         self.spots = spots
+        self._limits = config.owners
+        self._spots_max = config.spots_max
         self.life = HostLife()
-        self.drops = Drops()
+        self.drops = Drops(_log.warning, timers.now_ms)
         self.flow = FlowTargets(timers)
         self.jobs = JobQueue(
             limits.jobs_max,
@@ -168,6 +174,32 @@ class HostParts:
             return refused
         return self.moving.submit(spot, item)
 
+    def explain(self, spot: str, kind: HostErrorKind, item: Item) -> str:
+        """Why a message of this process was not taken, and what to do, for who sent it."""
+        if kind is HostErrorKind.NOT_FOUND:
+            return self.spots.why_not(spot)
+        if kind is HostErrorKind.SHUTTING_DOWN:
+            return f"the host is closing: {spot!r} takes nothing more"
+        if kind is HostErrorKind.DEADLINE_EXCEEDED:
+            return f"its deadline had passed before {spot!r} could take it"
+        if kind is HostErrorKind.UNAVAILABLE and self.life.state is HostState.PREPARING:
+            return f"the host has not started, so {spot!r} takes nothing: send inside of `async with host`"
+        limits, owner = self._limits, self.owners.get(spot)
+        charge = limits.fixed_work_bytes + (item.bytes if isinstance(item, Callback) else len(item.payload))
+        if kind is HostErrorKind.REJECTED:
+            return (
+                f"it is larger than the whole queue of {spot!r}: {charge} bytes with its charge, and the queue takes "
+                f"{limits.application_bytes_max} (owners: application_bytes_max)"
+            )
+        if kind is HostErrorKind.CAPACITY_EXCEEDED and owner is None:
+            return f"{spot!r} was not made: there are {self._spots_max} spots, as many as may be (spots_max)"
+        if kind is HostErrorKind.CAPACITY_EXCEEDED:
+            return (
+                f"{spot!r} has no room: its queue takes {limits.application_items_max} messages, and "
+                f"{limits.application_bytes_max} bytes (owners). A send would wait; a request may be made again later"
+            )
+        return f"{spot!r} takes nothing now: the host is {self.life.state}"
+
     def check_invariants(self) -> None:
         """Between steps."""
         for part in (self.jobs, self.flow, self.owners, self.waiters, self.requests, self.moving):
@@ -195,14 +227,14 @@ class HostParts:
         self.moving.give_room(key)
         self.waiters.admit(key)
 
-    def _on_removed(self, key: OwnerKey, kind: HostErrorKind) -> None:
+    def _on_removed(self, key: OwnerKey, error: HostError) -> None:
         self.spots.gone(key)
-        self.moving.end(key, kind)
-        self.waiters.end_line(key, kind, f"{key!r} is gone")
+        self.moving.end(key, error)
+        self.waiters.end_line(key, error.kind, error.message)
         self.spots.give_places()
 
-    def _on_lost(self, record: Record, kind: HostErrorKind) -> None:
-        self.drops.count_error(record.kind, kind)
+    def _on_lost(self, record: Record, error: HostError) -> None:
+        self.drops.count_error(record.kind, error, record.target)
 
     def _on_failure(self, error: Exception) -> None:
         if self.life.state not in (HostState.STOPPED, HostState.ERROR):
@@ -227,7 +259,7 @@ class Ingress:
     def targets_of(self, record: Record) -> Sequence[str]:
         targets = self._parts.spots.matching(record.target)
         if not targets:
-            self._parts.drops.count(record.kind, DropReason.NO_HANDLER)
+            self._parts.drops.count(record.kind, DropReason.NO_HANDLER, record.target, "no spot is of that pattern")
         return targets
 
     def control(self, record: Record) -> None:
@@ -239,9 +271,10 @@ class Ingress:
 
     def refused(self, record: Record, kind: HostErrorKind) -> None:
         if record.operation_id and record.kind in (RecordKind.REQUEST, RecordKind.MALFORMED):
-            self._parts.replies.refuse(record, kind)
+            why = f"{record.target!r} did not take the request"
+            self._parts.replies.refuse(record, HostError(kind, why))
         else:
-            self._parts.drops.count_error(record.kind, kind)
+            self._parts.drops.count_error(record.kind, kind, record.target)
 
     def lost(self, source: SourceId) -> None:
         """Nothing of a source is kept here: what it sent is its owners', and its answers find no one."""
@@ -266,18 +299,16 @@ class Replies:
         operation = self._start(record, outcome)
         return None if operation is None or operation.done() else _wait_until_over(operation)
 
-    def refuse(self, record: Record, kind: HostErrorKind) -> None:
+    def refuse(self, record: Record, error: HostError) -> None:
         """An error reply outside of any turn. Those to one source are bounded: one more is dropped, and counted."""
         if record.source == LOCAL:
-            self._parts.requests.settle(
-                record.operation_id, HostError(kind, f"{record.target!r} did not take it: {kind.name}")
-            )
+            self._parts.requests.settle(record.operation_id, error)
             return
         if self._refusals[record.source] >= REFUSALS_MAX:
-            self._parts.drops.count(OutgoingKind.REPLY, DropReason.BACKPRESSURE)
+            why = f"{REFUSALS_MAX} error replies to it are not taken yet"
+            self._parts.drops.count(OutgoingKind.REPLY, DropReason.BACKPRESSURE, record.source, why)
             return
-        error = HostError(kind_for_reply(kind), f"{record.target!r} did not take the request")
-        operation = self._start(record, error)
+        operation = self._start(record, HostError(kind_for_reply(error.kind), error.message))
         if operation is not None and not operation.done():
             self._refusals[record.source] += 1
             operation.add_done_callback(partial(self._end_refusal, record.source))

@@ -12,7 +12,7 @@ import msgspec
 
 from callyard.clock import Timers
 from callyard.host.context import current_turn
-from callyard.host.errors import HostErrorKind
+from callyard.host.errors import HostError, HostErrorKind
 from callyard.host.gates import Gate
 from callyard.host.jobs import JobQueue, JobQueueStatus, JobWaiter, Permit, PermitState, Transition, WaiterState
 from callyard.host.ledger import Lane, OwnerLimits
@@ -469,7 +469,7 @@ class WatchedMoving(Moving):
             self.book.end(Cargo.peek(held.item.payload), held.item.target, "cancelled")
         return super().cancel(source, operation_id)
 
-    def _end_held(self, held: Held, kind: HostErrorKind) -> None:
+    def _end_held(self, held: Held, error: HostError) -> None:
         if isinstance(held.item, Record):
             self.book.end(Cargo.peek(held.item.payload), held.item.target, "held")
-        super()._end_held(held, kind)
+        super()._end_held(held, error)

@@ -131,9 +131,9 @@ class HostWorld:
         self.book.turn_to(transition)
         self.parts.flow.publish(transition)
 
-    def _on_lost(self, record: Record, kind: HostErrorKind) -> None:
-        self.book.lost(record, kind)
-        self.parts._on_lost(record, kind)
+    def _on_lost(self, record: Record, error: HostError) -> None:
+        self.book.lost(record, error.kind)
+        self.parts._on_lost(record, error)
 
     def _before_call(self, call: Call) -> None:
         if call.name == "take":
@@ -146,6 +146,9 @@ class HostWorld:
                     self._discard(source)
 
     # `SpotTable`
+
+    def why_not(self, spot: str) -> str:
+        return f"there is no spot {spot!r}"
 
     def prepare(self, spot: str) -> HostErrorKind | None:
         place = self._place(spot)

@@ -99,16 +99,16 @@ class OutboundWorld:
         self.requests.settle(record.operation_id, outcome)
         return None
 
-    def _answer(self, record: Record, kind: HostErrorKind) -> None:
-        self.requests.settle(record.operation_id, HostError(kind, "held"))
+    def _answer(self, record: Record, error: HostError) -> None:
+        self.requests.settle(record.operation_id, error)
 
     def _on_room(self, key: OwnerKey) -> None:
         self.moving.give_room(key)
         self.waiters.admit(key)
 
-    def _on_removed(self, key: OwnerKey, kind: HostErrorKind) -> None:
-        self.moving.end(key, kind)
-        self.waiters.end_line(key, kind, "gone")
+    def _on_removed(self, key: OwnerKey, error: HostError) -> None:
+        self.moving.end(key, error)
+        self.waiters.end_line(key, error.kind, error.message)
 
     # What a test does.
 

@@ -75,7 +75,7 @@ class World:
             self.jobs,
             self.timers,
             self.drops,
-            answer=lambda record, kind: self.answers.append((name_of(record), kind)),
+            answer=lambda record, error: self.answers.append((name_of(record), error.kind)),
             look_again=lambda key: self.waiters.admit(key),
             admit=self.life.admit,
             session_slots=slots,
@@ -96,12 +96,12 @@ class World:
         self.moving.give_room(key)
         self.waiters.admit(key)
 
-    def on_removed(self, key: OwnerKey, kind: HostErrorKind) -> None:
-        self.moving.end(key, kind)
-        self.waiters.end_line(key, kind, f"{key} is gone")
+    def on_removed(self, key: OwnerKey, error: HostError) -> None:
+        self.moving.end(key, error)
+        self.waiters.end_line(key, error.kind, error.message)
 
-    def on_dropped(self, item: Item, kind: HostErrorKind) -> None:
-        self.answers.append((name_of(item), kind))
+    def on_dropped(self, item: Item, error: HostError) -> None:
+        self.answers.append((name_of(item), error.kind))
 
     # What a test does.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from callyard.host.errors import HostErrorKind
+from callyard.host.errors import HostError, HostErrorKind
 from callyard.host.jobs import JobQueue
 from callyard.host.ledger import Lane, OwnerLimits
 from callyard.host.owners import Callback, Item, Owner, OwnerKey, Owners, Work
@@ -25,11 +25,11 @@ class Events:
     def on_room(self, key: OwnerKey) -> None:
         self.rooms.append(key)
 
-    def on_removed(self, key: OwnerKey, kind: HostErrorKind) -> None:
-        self.removed.append((key, kind))
+    def on_removed(self, key: OwnerKey, error: HostError) -> None:
+        self.removed.append((key, error.kind))
 
-    def on_dropped(self, item: Item, kind: HostErrorKind) -> None:
-        self.dropped.append((item, kind))
+    def on_dropped(self, item: Item, error: HostError) -> None:
+        self.dropped.append((item, error.kind))
 
 
 class Bench:

@@ -243,7 +243,7 @@ def test_what_is_held_is_the_holds_with_its_permit() -> None:
     assert bench.commit(before) is None
     bench.owners.set_condition("a", Condition.SEALED)
     assert bench.owners.begin_next(0) is None
-    assert bench.owners.take_queued("a") == [before]
+    assert bench.owners.take_queued("a") == [(before, True)]
     for number in range(10):
         assert bench.commit(record("a", str(number).encode())) is None
         assert bench.jobs.in_use == 0

@@ -42,8 +42,8 @@ class World:
             replies=self.replies,
             timers=self.timers,
             on_room=self.rooms.append,
-            on_removed=lambda key, kind: self.removed.append(key),
-            on_lost=lambda record, kind: self.lost.append((record.kind, kind)),
+            on_removed=lambda key, error: self.removed.append(key),
+            on_lost=lambda record, error: self.lost.append((record.kind, error.kind)),
         )
         self.turns.start()
 

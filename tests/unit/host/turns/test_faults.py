@@ -178,7 +178,7 @@ async def test_an_exception_that_has_no_text_ends_its_turn_like_any_other() -> N
         world.ask("bad", operation_id=operation_id)
     world.ask("bad", b"long", operation_id=3)
     await rest()
-    assert texts[:2] == ["its handler failed: Mute: (its text cannot be read)"] * 2
+    assert texts[:2] == ["INTERNAL_FAILURE: a handler of 'bad' failed: Mute: (its text cannot be read)"] * 2
     assert len(texts[2]) < 3_000
     world.check_empty()
 
@@ -446,7 +446,13 @@ async def test_stop_lets_what_was_accepted_run() -> None:
 
 @pytest.mark.parametrize(
     ("handler", "took_ms"),
-    [("obeys", 30_000), ("swallows", 30_000), ("for ever", 30_000 + ABANDON_MS), ("yields", 30_000 + ABANDON_MS)],
+    [
+        ("obeys", 30_000),
+        ("swallows", 30_000),
+        ("for ever", 30_000 + ABANDON_MS),
+        ("whatever comes", 30_000 + ABANDON_MS),
+        ("yields", 30_000 + ABANDON_MS),
+    ],
 )
 @virtual_time
 async def test_stop_ends_by_its_deadline_whatever_handlers_do(
@@ -466,12 +472,16 @@ async def test_stop_ends_by_its_deadline_whatever_handlers_do(
             return "in the end"
         return ""
 
+    swallowed: type[BaseException] = BaseException if "whatever" in handler else asyncio.CancelledError
+    ended: list[Turn] = []
+
     async def for_ever(turn: Turn, value: Any) -> None:
         while not never.is_set():
             try:
                 await never.wait()
-            except asyncio.CancelledError:
+            except swallowed:
                 continue
+        ended.append(turn)
 
     async def yields(turn: Turn, value: Any) -> None:
         try:
@@ -479,7 +489,8 @@ async def test_stop_ends_by_its_deadline_whatever_handlers_do(
         except HostError as error:
             errors.append(error.kind)
 
-    world.add("a", {"obeys": obeys, "swallows": swallows, "for ever": for_ever, "yields": yields}[handler])
+    handlers: dict[str, Any] = {"obeys": obeys, "swallows": swallows, "yields": yields}
+    world.add("a", handlers.get(handler.partition(" ")[0], for_ever))
     world.ask("a", operation_id=1)
     await rest()
     world.ask("a", operation_id=2)
@@ -491,15 +502,23 @@ async def test_stop_ends_by_its_deadline_whatever_handlers_do(
     shutting = HostErrorKind.SHUTTING_DOWN
     assert dict(world.replies.sent) == {1: "in the end" if handler == "swallows" else shutting, 2: shutting}
     assert len(world.replies.sent) == 2
-    assert permit_held == ((0, 0) if handler == "yields" else (0, 1))
+    has_yielded = handler.startswith("yields")
+    assert permit_held == ((0, 0) if has_yielded else (0, 1))
     world.check_empty()
-    is_left = took_ms > 30_000
-    assert ("left behind" in caplog.text) == is_left
-    assert world.turns.statistics().abandoned == (0 if not is_left else 2 if handler == "yields" else 1)
+    abandoned = 0 if took_ms == 30_000 else 2 if has_yielded else 1
+    is_left = "whatever" in handler
+    assert world.turns.statistics().abandoned == abandoned
+    assert caplog.text.count("it is left behind") == (abandoned if is_left else 0)
+    assert caplog.text.count("it was closed where it waited") == (0 if is_left else abandoned)
+    assert world.turns.left_behind == ({"a"} if is_left else set())
+    await rest()
     never.set()  # what was left behind comes to its end: late, and nothing happens
     await rest()
     assert len(world.replies.sent) == 2
-    assert errors == ([HostErrorKind.INVALID_OPERATION] * 2 if handler == "yields" else [])
+    assert len(ended) == (abandoned if is_left else 0)
+    assert errors == [], "no turn goes on after the stop has ended it"
+    if not is_left:
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing keeps the loop from ending"
     world.check_empty()
 
 
