@@ -335,12 +335,15 @@ def log(message: str, level: Level = "info", **fields: Any) -> None:
     """Tell whoever made this call something, with `fields` for machines to read; at most 64 KiB a call.
 
     Where more is logged and printed, the beginning and the end are kept. Raises `ValueError` for an unknown level.
-    Outside an executor it goes to `logging`.
+    Outside an executor it goes to `logging`, where the caller does not listen.
     """
     if level not in LEVELS:
         raise ValueError(f"log: level must be one of {', '.join(LEVELS)}, got {level!r}")
     if _runtime is not None:
         _runtime.log(level, str(message), fields)
+        return
+    running = RUNNING.get()
+    if running is not None and running.log(level, str(message), fields):
         return
     import logging
 

@@ -3,7 +3,8 @@
 Only a call that came by a gate whose clients answer questions (MCP) has somebody to ask; others get `CallError` of kind
 `denied`. The call that asks waits, and no other; what the answer takes counts against no budget, timeout or deadline.
 The forms with an `a` are awaited, so that an `async def` may have several questions under way: they reach the client
-together. In a test, `callyard.sdk_io.fake_io` says what is answered (`provider` is `client`).
+together. `name` is what the client knows a question by, where its protocol has names; without one that is the kind.
+In a test, `callyard.sdk_io.fake_io` says what is answered (`provider` is `client`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, overloa
 import msgspec
 
 from callyard.errors import CallError, ErrorKind, UsageError, fail
+from callyard.functions.current import RUNNING, RunningCall
 from callyard.sdk import IoReply
-from callyard.sdk_io import Question
+from callyard.sdk_io import IoRuntime, Question
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -24,14 +26,44 @@ T = TypeVar("T")
 
 Action = Literal["accept", "decline", "cancel"]
 PROVIDER: Final = "client"
+NAME_CHARACTERS_MAX: Final = 128
 _PRIMITIVE: Final = frozenset({"string", "number", "integer", "boolean"})
 _NO_QUESTION: Final = {"type": "object", "properties": {}}
 
 
-def _question(operation: str, params: Mapping[str, Any]) -> Question:
+class _Question(Question):
+    """A worker's, or of a call that runs in a dispatcher's own process."""
+
+    __slots__ = ()
+
+    def _find_here(self) -> IoRuntime | None:
+        running = RUNNING.get()
+        return None if running is None else _Here(running)
+
+
+class _Here:
+    """Questions of a handler, which its dispatcher hands to the client."""
+
+    def __init__(self, running: RunningCall) -> None:
+        self._running = running
+
+    def io(self, provider: str, operation: str, request: bytes, body: bytes | None = None) -> IoReply:
+        return IoReply(self._running.ask(operation, request))
+
+    async def aio(self, provider: str, operation: str, request: bytes, body: bytes | None = None) -> IoReply:
+        return IoReply(await self._running.aask(operation, request))
+
+
+def _question(operation: str, params: Mapping[str, Any], name: str | None) -> Question:
     from callyard.functions.encoding import encode_value  # not for those who never ask
 
-    return Question(PROVIDER, operation, encode_value(params), None, False)
+    if name is not None:
+        if not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+            raise UsageError(
+                f"{operation}: name must be printable text of 1 to {NAME_CHARACTERS_MAX} characters, got {name!r}"[:300]
+            )
+        params = {**params, "name": name}
+    return _Question(PROVIDER, operation, encode_value(params), None, False)
 
 
 class Elicited(msgspec.Struct, Generic[T], frozen=True):
@@ -69,10 +101,12 @@ class Root(msgspec.Struct, frozen=True):
 
 
 @overload
-def elicit(message: str, schema: type[T]) -> Elicited[T]: ...
+def elicit(message: str, schema: type[T], *, name: str | None = ...) -> Elicited[T]: ...
 @overload
-def elicit(message: str, schema: Mapping[str, Any] | None = ...) -> Elicited[dict[str, Any]]: ...
-def elicit(message: str, schema: Any = None) -> Elicited[Any]:
+def elicit(
+    message: str, schema: Mapping[str, Any] | None = ..., *, name: str | None = ...
+) -> Elicited[dict[str, Any]]: ...
+def elicit(message: str, schema: Any = None, *, name: str | None = None) -> Elicited[Any]:
     """Ask the person at the client, and wait for the answer.
 
     `schema` is a class whose fields are texts, numbers, booleans, enums, or lists of choices (a dataclass, TypedDict,
@@ -80,24 +114,26 @@ def elicit(message: str, schema: Any = None) -> Elicited[Any]:
     dict). None: a plain yes or no. Raises `CallError`: `denied` when nobody can be asked, `schema` for an answer that
     does not fit, and `UsageError` for a schema that a form cannot show.
     """
-    form = _Form(message, schema)
+    form = _Form(message, schema, name)
     return form.question.ask(form.read)
 
 
 @overload
-async def aelicit(message: str, schema: type[T]) -> Elicited[T]: ...
+async def aelicit(message: str, schema: type[T], *, name: str | None = ...) -> Elicited[T]: ...
 @overload
-async def aelicit(message: str, schema: Mapping[str, Any] | None = ...) -> Elicited[dict[str, Any]]: ...
-async def aelicit(message: str, schema: Any = None) -> Elicited[Any]:
+async def aelicit(
+    message: str, schema: Mapping[str, Any] | None = ..., *, name: str | None = ...
+) -> Elicited[dict[str, Any]]: ...
+async def aelicit(message: str, schema: Any = None, *, name: str | None = None) -> Elicited[Any]:
     """As `elicit`, awaited."""
-    form = _Form(message, schema)
+    form = _Form(message, schema, name)
     return await form.question.aask(form.read)
 
 
 class _Form:
     """A question to a person, and how its answer is read."""
 
-    def __init__(self, message: str, schema: Any) -> None:
+    def __init__(self, message: str, schema: Any, name: str | None) -> None:
         self._adapter: TypeAdapter[Any] | None = None
         if schema is None:
             asked: Mapping[str, Any] = _NO_QUESTION
@@ -112,7 +148,7 @@ class _Form:
             self._adapter = TypeAdapter(schema)
             asked = _flatten(self._adapter.json_schema())
         _check_form(asked)
-        self.question = _question("elicit", {"message": str(message), "requestedSchema": asked})
+        self.question = _question("elicit", {"message": str(message), "requestedSchema": asked}, name)
 
     def read(self, reply: IoReply) -> Elicited[Any]:
         answer = msgspec.json.decode(reply.result, type=_ElicitAnswer)
@@ -191,13 +227,15 @@ def sample(
     temperature: float | None = None,
     stop_sequences: Sequence[str] | None = None,
     model_hints: Sequence[str] | None = None,
+    name: str | None = None,
 ) -> Sampled:
     """Have the client's model write something, and wait for it.
 
     `messages` is a text, or messages as MCP has them: `{"role": "user", "content": {"type": "text", "text": …}}`.
     Raises `CallError`: `denied` when the client has no model to ask, or its person said no.
     """
-    return _sampling(messages, max_tokens, system_prompt, temperature, stop_sequences, model_hints).ask(_read_sampled)
+    question = _sampling(messages, max_tokens, system_prompt, temperature, stop_sequences, model_hints, name)
+    return question.ask(_read_sampled)
 
 
 async def asample(
@@ -208,9 +246,10 @@ async def asample(
     temperature: float | None = None,
     stop_sequences: Sequence[str] | None = None,
     model_hints: Sequence[str] | None = None,
+    name: str | None = None,
 ) -> Sampled:
     """As `sample`, awaited."""
-    question = _sampling(messages, max_tokens, system_prompt, temperature, stop_sequences, model_hints)
+    question = _sampling(messages, max_tokens, system_prompt, temperature, stop_sequences, model_hints, name)
     return await question.aask(_read_sampled)
 
 
@@ -221,6 +260,7 @@ def _sampling(
     temperature: float | None,
     stop_sequences: Sequence[str] | None,
     model_hints: Sequence[str] | None,
+    name: str | None,
 ) -> Question:
     if isinstance(messages, str):
         messages = [{"role": "user", "content": {"type": "text", "text": messages}}]
@@ -231,7 +271,7 @@ def _sampling(
         "modelPreferences": None if model_hints is None else {"hints": [{"name": hint} for hint in model_hints]},
     }
     given = {name: value for name, value in options.items() if value is not None}
-    return _question("sample", {"messages": list(messages), "maxTokens": max_tokens, **given})
+    return _question("sample", {"messages": list(messages), "maxTokens": max_tokens, **given}, name)
 
 
 class _SampleAnswer(msgspec.Struct, rename="camel"):
@@ -250,14 +290,14 @@ def _read_sampled(reply: IoReply) -> Sampled:
 # --- roots --------------------------------------------------------------------------------------------------------
 
 
-def list_roots() -> list[Root]:
+def list_roots(*, name: str | None = None) -> list[Root]:
     """The folders and files that the client says it works on. They are names: nothing of them can be read from here."""
-    return _question("list_roots", {}).ask(_read_roots)
+    return _question("list_roots", {}, name).ask(_read_roots)
 
 
-async def alist_roots() -> list[Root]:
+async def alist_roots(*, name: str | None = None) -> list[Root]:
     """As `list_roots`, awaited."""
-    return await _question("list_roots", {}).aask(_read_roots)
+    return await _question("list_roots", {}, name).aask(_read_roots)
 
 
 class _RootsAnswer(msgspec.Struct):

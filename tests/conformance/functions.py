@@ -161,6 +161,18 @@ def test_logging_tool() -> str:
 
 
 @function
+def test_trigger_tool_change() -> str:
+    """Whoever runs the suite adds a tool when this was called."""
+    return "asked for"
+
+
+@function
+def test_trigger_prompt_change() -> str:
+    """As above, a prompt."""
+    return "asked for"
+
+
+@function
 def test_tool_with_progress() -> str:
     """Progress, three times."""
     for done in (0, 50, 100):

@@ -195,6 +195,22 @@ async def test_unknown_ends_are_listed_and_resolved(backing: Backing) -> None:
     assert await claim(store, scope("k2", tenant="a")) == Kept(success("c-3"))
 
 
+@pytest.mark.requirement("D56")
+async def test_an_end_is_found_by_its_key_and_nothing_else_is(backing: Backing) -> None:
+    store = await backing.open()
+    assert await store.find(scope()) is None
+    fence = await claimed(store, scope())
+    assert await store.find(scope()) is None, "in flight"
+    await store.settle(scope(), fence, success("c-1"), 30)
+    assert await store.find(scope()) == success("c-1")
+    assert await store.find(scope(tenant="other")) is None
+    assert await store.find(scope(tool="other")) is None
+    await store.settle(scope("u"), await claimed(store, scope("u")), unknown_end("c-2"), MONTH_MS)
+    assert await store.find(scope("u")) == unknown_end("c-2")
+    await backing.let_pass(31)
+    assert await store.find(scope()) is None, "its time is over"
+
+
 @pytest.mark.requirement("D55")
 async def test_an_unknown_end_expires_by_its_own_time(backing: Backing) -> None:
     store = await backing.open()

@@ -11,11 +11,11 @@ from callyard.dispatch.call import Call
 from callyard.dispatch.config import DispatcherConfig
 from callyard.dispatch.lines import Line, Lines, can_wait, find_turn, is_inside_above
 from callyard.dispatch.plan import NEVER
+from callyard.dispatch.rates import NO_PLACE, Rates
 from callyard.dispatch.refusals import budget_exceeded, circuit_open, cycle, deadline_passed, unavailable
 from callyard.errors import CallFailure, ErrorKind, fail
 from callyard.functions.registry import FunctionSpec
 from callyard.ids import Tenant
-from callyard.policy.rate import Rate, RateLimiter
 
 
 class TenantUse(msgspec.Struct, frozen=True, gc=False):
@@ -28,7 +28,7 @@ class TenantUse(msgspec.Struct, frozen=True, gc=False):
 class Admission:
     """Owner lines, seats, tenants' shares, rates and slots: taken in one order, and all given back at once."""
 
-    def __init__(self, config: DispatcherConfig, slots: int, clock: Timers, breakers: Breakers) -> None:
+    def __init__(self, config: DispatcherConfig, slots: int, clock: Timers, breakers: Breakers, rates: Rates) -> None:
         self.config = config
         self.queued = 0
         self.slots = Line(slots)
@@ -38,8 +38,7 @@ class Admission:
         self._clock = clock
         self._breakers = breakers
         self._seats: dict[str, Line] = {}
-        self._rates: dict[str, tuple[str, RateLimiter]] = {}
-        """By tool: its rate as it is written, and who keeps it."""
+        self.rates = rates
         self._tenants: Lines[Tenant] | None = None if config.tenant_running is None else Lines(config.tenant_running)
         self._tenant_use: dict[Tenant, TenantUse] = {}
 
@@ -129,22 +128,26 @@ class Admission:
 
     async def _wait_for_rate(self, call: Call, text: str) -> CallFailure | None:
         """Over its rate a call waits up to its deadline, else it ends at once (D58)."""
-        known = self._rates.get(call.spec.name)
-        if known is None or known[0] != text:  # another tool has the name now
-            known = self._rates[call.spec.name] = (text, RateLimiter(Rate.parse(text)))
-        limiter, clock = known[1], self._clock
-        now_ms = clock.now_ms()
-        wait_ms_max = self._rate_wait_ms_max(call, now_ms)
-        wait_ms = limiter.ask(call.tenant, now_ms, wait_ms_max)
-        if wait_ms > wait_ms_max:
-            message = f"{call.spec.name} is over its rate of {text}"
-            return fail(ErrorKind.RATE_LIMITED, message, rate=text, retry_after_ms=wait_ms)
-        if wait_ms == 0:
+        clock = self._clock
+        name = call.spec.name
+        wait_ms_max = self._rate_wait_ms_max(call, clock.now_ms())
+        limit_ms = self.queue_limit_ms(call)
+
+        def is_over() -> bool:
+            return call.stopping is not None or clock.now_ms() >= limit_ms
+
+        place = await self.rates.take("tool", name, call.tenant, text, wait_ms_max, call, is_over, limit_ms)
+        if place is NO_PLACE:
+            return self.waited_too_long(call, f"the rate of {name}") if call.stopping is None else call.stopped()
+        if place.give_back is None:
+            message = f"{name} is over its rate of {text}"
+            return fail(ErrorKind.RATE_LIMITED, message, rate=text, retry_after_ms=place.wait_ms)
+        if place.wait_ms == 0:
             return None
-        at_ms = now_ms + wait_ms
+        at_ms = clock.now_ms() + place.wait_ms
         refusal = self._queue(call)
         if refusal is not None:
-            limiter.give_back(call.tenant, at_ms, now_ms)
+            place.give_back()
             return refusal
         try:
             while clock.now_ms() < at_ms:
@@ -154,7 +157,7 @@ class Admission:
         finally:
             self._unqueue(call)
             if clock.now_ms() < at_ms:
-                limiter.give_back(call.tenant, at_ms, clock.now_ms())
+                place.give_back()
         return None
 
     def _rate_wait_ms_max(self, call: Call, now_ms: int) -> int:

@@ -20,7 +20,7 @@ class Allowance:
     that carries it, not its making. It belongs to one event loop and is not safe for threads.
     """
 
-    __slots__ = ("calls", "ends_at_ms", "taken", "wall_ms")
+    __slots__ = ("_held", "_held_at_ms", "calls", "ends_at_ms", "taken", "wall_ms")
 
     def __init__(self, calls: int | None = None, wall_ms: int | None = None) -> None:
         if calls is not None:
@@ -32,6 +32,8 @@ class Allowance:
         self.taken = 0
         self.ends_at_ms: int | None = None
         """The wall limit as an instant on the dispatcher's clock; None: there is none, or it does not run yet."""
+        self._held = 0
+        self._held_at_ms = 0
 
     @property
     def left(self) -> int | None:
@@ -43,7 +45,7 @@ class Allowance:
         if self.wall_ms is not None:
             if self.ends_at_ms is None:
                 self.ends_at_ms = now_ms + self.wall_ms
-            elif now_ms >= self.ends_at_ms:
+            elif (self._held_at_ms if self._held else now_ms) >= self.ends_at_ms:
                 return "wall_ms"
         return "calls" if self.calls is not None and self.taken >= self.calls else None
 
@@ -53,6 +55,17 @@ class Allowance:
             return False
         self.taken += 1
         return True
+
+    def hold(self, now_ms: int) -> None:
+        """Somebody is asked, and the wall limit does not run until as many `go_on` have come."""
+        if not self._held:
+            self._held_at_ms = now_ms
+        self._held += 1
+
+    def go_on(self, now_ms: int) -> None:
+        self._held -= 1
+        if not self._held and self.ends_at_ms is not None:
+            self.ends_at_ms += now_ms - self._held_at_ms
 
     def give_back(self) -> None:
         """Undo one `take`: that attempt did not begin."""

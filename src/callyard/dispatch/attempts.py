@@ -54,11 +54,14 @@ class Attempts:
                         last = CallOutcome(None, _fold(limit, last))
                     break
                 call.tries += 1
+                call.limit = limit
                 self._teller.attempt(call, now_ms)
                 begun = plan.attempts
                 try:
                     outcome = await self._handlers.attempt(call, limit)
                 finally:
+                    if call.held and call.client is not None:
+                        call.client.end_attempt(call)
                     if plan.attempts > begun:
                         if call.caller is not None:
                             call.mark_effect()

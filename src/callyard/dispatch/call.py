@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from callyard.clock import Timers
 from callyard.dispatch.allowance import Allowance
 from callyard.dispatch.lines import Party
-from callyard.dispatch.plan import NEVER, AttemptPlan
+from callyard.dispatch.plan import NEVER, AttemptPlan, Limit
 from callyard.errors import CallFailure, ErrorKind, Outcome, fail
 from callyard.functions.checking import CheckedArguments
+from callyard.functions.ports import EMPTY
 from callyard.functions.registry import FunctionSpec
 from callyard.ids import CallId, Owner, Tenant
 from callyard.policy.breaker import Allowed
 
+if TYPE_CHECKING:
+    from callyard.dispatch.client import Client
+    from callyard.dispatch.keyed import LostRun
+
 ProgressCallback = Callable[[float, float | None, str], None]
 """Called with done, total (None: unknown) and a message."""
+LogCallback = Callable[[str, str, Mapping[str, Any]], None]
+"""Called with a level, a message and fields."""
 
-
+_log: Final = logging.getLogger("callyard.dispatch")
 NOBODY: Final = CallId("")
 _NOT_CHECKED: Final = CheckedArguments(b"{}")
 _DEFAULT_TENANT: Final = Tenant("default")
@@ -63,20 +73,21 @@ class Call(Alarm, Party):
         "adrift",
         "adrift_below",
         "allowance",
-        "asked_timeout_ms",
         "caller",
         "caller_id",
         "checked",
         "context",
         "ended",
         "enforced",
-        "holds_on",
+        "held",
         "id",
         "inside",
         "key",
+        "limit",
         "lingering",
+        "lost",
+        "on_begin",
         "on_progress",
-        "on_stop",
         "owner",
         "parent",
         "plan",
@@ -91,6 +102,25 @@ class Call(Alarm, Party):
     )
 
     plan: AttemptPlan
+    # What few calls have is made when it is needed; the others cost nothing for it.
+    asked_timeout_ms: int | None = None
+    """What the caller gave, not the tool's own."""
+    on_stop: Callable[[], None] | None = None
+    """Asks whoever runs the attempt elsewhere to stop it."""
+    holds_on: bool = False
+    """It has ended, and keeps its places for those below it that are adrift."""
+    on_log: LogCallback | None = None
+    client: Client | None = None
+    """Whom its questions go to."""
+    claims: Mapping[str, str] = _NO_TEXTS
+    headers: Mapping[str, str] = _NO_TEXTS
+    meta: msgspec.Raw = EMPTY
+    """A JSON object."""
+    held_at_ms: int = 0
+    held_limit: tuple[Limit, int] | None = None
+    """The limit that was lifted meanwhile, and the instant that it named."""
+    waited_ms: int = 0
+    """For answers, in all."""
 
     def __init__(self, call_id: CallId, spec: FunctionSpec, timers: Timers, parent: Call | None) -> None:
         self.parent = parent
@@ -107,13 +137,19 @@ class Call(Alarm, Party):
         self.tenant = _DEFAULT_TENANT
         self.owner = _NO_OWNER
         self.key = ""
-        self.asked_timeout_ms: int | None = None
-        """What the caller gave, not the tool's own."""
         self.tags: Mapping[str, str] = _NO_TEXTS
         self.trace: Mapping[str, str] = _NO_TEXTS
         """W3C trace context: `traceparent`, `tracestate`."""
         self.allowance: Allowance | None = None
         self.on_progress: ProgressCallback | None = None
+        self.on_begin: Callable[[], None] | None = None
+        """Told once, when its first attempt begins, or when it waits for another's run (R108, R109)."""
+        self.held = 0
+        """Open questions, of its own and of the calls nested in it: while there are any, its time does not run."""
+        self.lost: LostRun | None = None
+        """Its connection is gone, and it runs on without a key."""
+        self.limit: Limit | None = None
+        """Of the attempt that runs, or ran last."""
         self.tries = 0
         """Attempts that were started; those of an executor may have been refused before they began."""
         self.unpin: Callable[[], None] | None = None
@@ -121,16 +157,12 @@ class Call(Alarm, Party):
         self.admission: Allowed | None = None
         """What the tool's breaker gave it."""
         self.stopping: ErrorKind | None = None
-        self.on_stop: Callable[[], None] | None = None
-        """Asks whoever runs the attempt elsewhere to stop it."""
         self.ended = False
         self.adrift = False
         """Its caller has gone, and its run goes on for its key."""
         self.adrift_below = 0
         """Such runs among those nested in it, however deep: they share its places, which it keeps until they have
         ended."""
-        self.holds_on = False
-        """It has ended, and keeps its places for them."""
         self.enforced = True
         """False: it runs in a thread, which no limit can stop."""
         self.lingering = False
@@ -144,7 +176,49 @@ class Call(Alarm, Party):
 
     def deadline_remaining_ms(self, now_ms: int) -> int | None:
         at_ms = self.plan.deadline_at_ms
-        return None if at_ms >= NEVER else max(0, at_ms - now_ms)
+        if at_ms >= NEVER:
+            return None
+        return max(0, at_ms - (self.held_at_ms if self.held else now_ms))
+
+    def begin(self) -> None:
+        """Tell that it has begun; a second time nothing is told."""
+        then, self.on_begin = self.on_begin, None
+        if then is not None:
+            try:
+                then()
+            except Exception:  # noqa: BLE001 - the listener's fault: the call begins all the same
+                _log.exception("on_begin of call %s failed", self.id)
+
+    def hold(self, now_ms: int) -> None:
+        """A question is open: from now on neither the attempt's time runs nor the call's (D40)."""
+        self.held += 1
+        if self.held > 1:
+            return
+        self.held_at_ms = now_ms
+        if self.limit is not None:
+            self.held_limit = self.limit, self.limit.at_ms
+            self.limit.at_ms = NEVER
+            self.wake()
+
+    def go_on(self, now_ms: int) -> None:
+        """It was answered: what was left is left, later by as long as it waited."""
+        self.held -= 1
+        if self.held:
+            return
+        waited_ms = now_ms - self.held_at_ms
+        self.waited_ms += waited_ms
+        self.plan.put_off(waited_ms)
+        if self.held_limit is not None:
+            limit, at_ms = self.held_limit
+            limit.at_ms = at_ms + waited_ms
+            self.held_limit = None
+            self.wake()
+
+    def silence(self) -> None:
+        """Its caller has gone: nothing more is told or asked."""
+        self.on_begin = self.on_log = self.on_progress = None
+        if self.client is not None and self.caller is None:
+            self.client.leave()
 
     def mark_effect(self) -> None:
         """It has begun. Where it may not run twice, and has no key that would see to it, the calls that it is nested in

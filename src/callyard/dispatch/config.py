@@ -30,6 +30,10 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest wait before the first attempt."""
     attempt_min_ms: int = 0
     """No attempt starts with less time than this."""
+    ask_timeout_ms: int = 300_000
+    """How long a question to the caller's client stays open; no other time runs meanwhile."""
+    key_joiners_max: int = 256
+    """Most calls that wait for one key's run, without a permit (R109)."""
     cancel_grace_ms: int = 250
     """How long code that was told to stop has until its call is answered all the same."""
     drain_deadline_ms: int = 30_000
@@ -37,6 +41,8 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long the end of a keyed call answers later ones."""
     unknown_ttl_ms: int = 30 * 86_400_000
     """The same where the outcome is unknown."""
+    lost_ttl_ms: int = 900_000
+    """How long the end of a call whose connection was lost is kept under its call id (D56)."""
     tenant_running: int | None = None
     tenant_queued: int | None = None
     tenant_bytes: int | None = None
@@ -67,10 +73,13 @@ _LOWEST = {
     "queued_max": 0,
     "queue_wait_ms_max": 0,
     "attempt_min_ms": 0,
+    "ask_timeout_ms": 1,
+    "key_joiners_max": 0,
     "cancel_grace_ms": 0,
     "drain_deadline_ms": 0,
     "ttl_ms": 0,
     "unknown_ttl_ms": 1,
+    "lost_ttl_ms": 0,
     "tenant_running": 1,
     "tenant_queued": 0,
     "tenant_bytes": 0,

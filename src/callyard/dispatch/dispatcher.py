@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -32,22 +32,24 @@ from callyard.dispatch.allowance import Allowance
 from callyard.dispatch.attempts import Attempts
 from callyard.dispatch.breakers import Breakers
 from callyard.dispatch.call import Call, ProgressCallback
+from callyard.dispatch.caller_side import CallerSide, check_side
 from callyard.dispatch.config import DispatcherConfig
 from callyard.dispatch.events import Subscriber
 from callyard.dispatch.fan_out import ToolCall, gather_bounded
 from callyard.dispatch.flights import Answer
 from callyard.dispatch.handlers import Handlers, Straggler
-from callyard.dispatch.keyed import KeyedRuns, finish
+from callyard.dispatch.keyed import KeyedRuns, finish, stops_when_lost
 from callyard.dispatch.keys import check_key
 from callyard.dispatch.options import NAMES_MAX, check_name, check_options, check_texts, one_key
 from callyard.dispatch.outcomes import DispatchError, DispatchResult, Ok
 from callyard.dispatch.plan import NEVER, AttemptPlan
 from callyard.dispatch.policies import Policy, ask_policy
+from callyard.dispatch.rates import Rates
 from callyard.dispatch.refusals import SHUTTING_DOWN, deadline_passed, unavailable
 from callyard.dispatch.running import current_call
 from callyard.dispatch.stores import open_key_store
 from callyard.dispatch.stores.memory import MemoryKeyStore
-from callyard.dispatch.stores.port import KeyEnd, KeyScope, KeyStore
+from callyard.dispatch.stores.port import KeyEnd, KeyScope, KeyStore, SharedRates
 from callyard.dispatch.telling import Teller
 from callyard.errors import CallFailure, ErrorKind, Outcome, UsageError, fail
 from callyard.functions.encoding import ResultMisfit, encode_value
@@ -59,6 +61,9 @@ from callyard.functions.registry import FunctionSpec, Registry
 from callyard.ids import CallId, Owner, Tenant
 from callyard.policy.breaker import BreakerState
 from callyard.timers import LoopTimers
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 _log: Final = logging.getLogger("callyard.dispatch")
 
@@ -113,12 +118,13 @@ class Dispatcher:
         self._teller = Teller(clock)
         self._breakers = Breakers(config.breaker, clock, self._teller)
         slots = config.slots if runner is None else max(1, min(config.slots, runner.capacity))
-        self._admission = Admission(config, slots, clock, self._breakers)
-        self._handlers = Handlers(clock, runner, config.cancel_grace_ms, self._let_go, self._teller)
-        self._attempts = Attempts(clock, self._admission, self._breakers, self._handlers, self._teller)
         keys = open_key_store(store)
         if keys is None:  # an empty one is false
             keys = MemoryKeyStore(now_ms=clock.now_ms)
+        self.rates = Rates(clock, keys if isinstance(keys, SharedRates) else None, lambda: self._keyed.open_store())
+        self._admission = Admission(config, slots, clock, self._breakers, self.rates)
+        self._handlers = Handlers(clock, runner, config.cancel_grace_ms, self._let_go, self._teller)
+        self._attempts = Attempts(clock, self._admission, self._breakers, self._handlers, self._teller)
         self._keyed = KeyedRuns(config, clock, keys, self._admission, self._attempts.run, self._on_idle)
         self._calls: dict[CallId, Call] = {}
         prefix = f"{self._rng.getrandbits(40):010x}"
@@ -173,7 +179,7 @@ class Dispatcher:
 
     @property
     def _is_idle(self) -> bool:
-        return not (self._calls or self._keyed.flights or self._admission.lingering)
+        return not (self._calls or self._keyed.flights or self._keyed.lost or self._admission.lingering)
 
     def _on_idle(self) -> None:
         if self._is_idle:
@@ -198,6 +204,7 @@ class Dispatcher:
         trace: Mapping[str, str] | None = None,
         call_id: str | None = None,
         on_progress: ProgressCallback | None = None,
+        **side: Unpack[CallerSide],
     ) -> DispatchResult:
         """Call a tool by name; a failed call is a `DispatchError`, never an exception.
 
@@ -206,7 +213,11 @@ class Dispatcher:
         the caller's name for the effect: the same key and arguments never run it twice. `allowance` is the caller's
         budget of tool calls. Calls of one `owner` run one at a time, in order. `repair` lets arguments be mended (D5).
         `call_id` names the call for `cancel` and in events (default: one of our own); no other call of that name may be
-        under way. `on_progress` gets done, total and message while the tool runs.
+        under way. `on_progress` gets done, total and message while the tool runs, `on_log` the level, message and
+        fields of what it logs. `on_begin` is called once: directly before the first attempt begins, or when the call
+        waits for another's run under its key. `on_ask` answers the tool's questions (`elicit`, `sample`,
+        `list_roots`); while one is open no time of the call runs. `claims`, `headers` and `meta`, a JSON object, are
+        what its code finds in `callyard.context()`.
 
         A dispatch made inside a handler is nested: it inherits deadline, allowance and tenant, and takes no slot.
         Cancelling the caller raises CancelledError at once. Raises UsageError for an option out of range.
@@ -223,6 +234,7 @@ class Dispatcher:
             check_options(timeout_ms, deadline_ms, allowance, owner, tenant)
         tags = None if tags is None else check_texts("tags", tags)
         trace = None if trace is None else check_texts("trace", trace)
+        told = check_side(**side) if side else None
         named = self.next_id() if call_id is None else self._check_id(call_id)
         spec = self._find(name, parent)
         if type(spec) is CallFailure:
@@ -237,6 +249,8 @@ class Dispatcher:
         call.key = key
         if on_progress is not None:
             call.on_progress = on_progress
+        if told is not None:
+            told.give_to(call, self.config.ask_timeout_ms)
         if tags is not None:
             call.tags = tags
         if trace is not None:
@@ -249,10 +263,15 @@ class Dispatcher:
                 return self._conclude(call, CallOutcome(None, refusal))
             if call.key:
                 return self._conclude_by(call, await self._keyed.answer(call))
-            return self._conclude(call, await self._attempts.run(call))
+            outcome = await self._attempts.run(call)
+            if call.lost is not None:
+                await self._keyed.finish_adopted(call, outcome)
+            return self._conclude(call, outcome)
         except asyncio.CancelledError:
             begun = Outcome.UNKNOWN if call.tries > 0 else Outcome.NOT_RUN
             failure = fail(ErrorKind.CANCELLED, "its caller was cancelled", outcome=begun)
+            if call.lost is not None and not call.lost.end.done():
+                call.lost.end.set_result(KeyEnd(call.id, call.plan.attempts, failure=failure))
             self._teller.end(call, failure, call.plan.attempts)
             raise
         finally:
@@ -266,6 +285,37 @@ class Dispatcher:
         if not (call.key and self._keyed.cancel(call)):
             call.stop(ErrorKind.CANCELLED)
         return True
+
+    def disconnect(self, call_id: CallId) -> bool:
+        """The connection that a call came by is gone, and nothing more is told or asked. False: it has ended.
+
+        A call stops that has not begun, or whose tool is promised to be idempotent; another runs on to its own limits,
+        and its end is kept, under its key, or under its call id (`find_end`). A tool's `on_disconnect` may say the
+        other. A run that others wait for is theirs. Source: tool-dispatch D56.
+        """
+        call = self._calls.get(call_id)
+        if call is None:
+            return False
+        if call.lost is not None or (call.key and self._keyed.disconnect(call)):
+            return True
+        if call.key or call.tries == 0 or stops_when_lost(call.spec):
+            call.stop(ErrorKind.CANCELLED)
+        else:
+            call.silence()
+            self._keyed.adopt(call)
+        return True
+
+    async def find_end(self, tenant: str, tool: str, key: str) -> DispatchResult | None:
+        """How the last call under that key ended, as long as that is kept; of a call without a key whose connection was
+        lost, the key is its call id. Raises StoreUnavailable."""
+        await self._keyed.open_store()
+        end = await self._keyed.store.find(KeyScope(Tenant(tenant), tool, check_key(key)))
+        if end is None:
+            return None
+        if end.failure is not None:
+            return DispatchError(end.call_id, end.failure, deduplicated=True)
+        assert end.output is not None
+        return Ok(end.call_id, end.output, end.attempts, deduplicated=True)
 
     async def resolve(self, tenant: str, tool: str, key: str, result: Any = None, *, retry: bool = False) -> bool:
         """Say how a call of unknown outcome ended: `result` answers its key from now on; with `retry` the key is free.
@@ -352,6 +402,8 @@ class Dispatcher:
         call.allowance = allowance
         if parent is not None:
             call.trace = parent.trace
+            call.client = parent.client
+            call.claims, call.headers, call.meta = parent.claims, parent.headers, parent.meta
             call.allowance = allowance or parent.allowance
             deadline_at_ms = min(deadline_at_ms, parent.plan.deadline_at_ms)
             parent.add_nested(call)

@@ -39,6 +39,12 @@ class Flight:
         return len(self._joined)
 
     @property
+    def joiners(self) -> int:
+        """How many wait for a run that is not their own."""
+        own = self.elsewhere is None if self.holder is None else self.holder in self._joined
+        return len(self._joined) - own
+
+    @property
     def is_abandoned(self) -> bool:
         """Nobody waits for it."""
         return not self._joined

@@ -22,7 +22,7 @@ import msgspec
 
 from callyard.clock import Timers
 from callyard.dispatch.call import Call
-from callyard.dispatch.plan import Limit
+from callyard.dispatch.plan import NEVER, Limit
 from callyard.dispatch.refusals import budget_exceeded, deadline_passed, unavailable
 from callyard.dispatch.running import Running
 from callyard.dispatch.telling import Teller
@@ -117,10 +117,13 @@ class Handlers:
             call.enforced = False
         target = handler.target if self._teller.tracing is None else self._teller.within(call, handler.target)
         if not handler.in_thread:
+            if call.on_begin is not None:
+                call.begin()
             return self._inline(call, limit, target, args, kwargs)
         if len(self.stragglers) >= STRAGGLERS_MAX:
             message = f"{len(self.stragglers)} calls that were answered still run: no thread is left for another"
             return _at_once(_failed(unavailable(message)))
+        call.begin()
         return self._in_thread(call, limit, target, args, kwargs)
 
     # --- in this loop ---------------------------------------------------------------------------------------------
@@ -288,10 +291,27 @@ class Handlers:
             assert call.stopping is not None
             cancel(_STOP_REASONS[call.stopping])
 
+        def on_time() -> None:
+            if timers.now_ms() >= limit.at_ms:  # else a question is open, or was
+                cancel(CancelReason.DEADLINE)
+
+        client = call.client
         now_ms = timers.now_ms()
         left_ms = limit.at_ms - now_ms
-        timer = timers.call_at(limit.at_ms, lambda: cancel(CancelReason.DEADLINE))
+        timer = timers.call_at(limit.at_ms, on_time)
+
+        async def ask(kind: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+            nonlocal timer
+            assert client is not None
+            try:
+                return await client.ask(call, kind, params)
+            finally:
+                if not state.over and limit.at_ms < NEVER:
+                    timer.cancel()
+                    timer = timers.call_at(limit.at_ms, on_time)
+
         call.on_stop = on_stop
+        call.begin()
         try:
             outcome = await runner.call(
                 request_id,
@@ -307,9 +327,13 @@ class Handlers:
                     attempt=plan.attempts + 1,
                     deadline_remaining_ms=call.deadline_remaining_ms(now_ms),
                     call_id=call.id,
+                    claims=dict(call.claims),
+                    headers=dict(call.headers),
+                    meta=call.meta,
                 ),
-                on_event=None if call.on_progress is None else state.on_event,
+                on_event=None if call.on_progress is None and call.on_log is None else state.on_event,
                 on_subcall=self._teller.hear_subcalls(call, request_id),
+                on_ask=None if client is None else ask,
             )
         except asyncio.CancelledError:
             plan.attempts += 1  # whether it had begun nobody hears any more
@@ -391,7 +415,7 @@ class Handlers:
         else:
             kind = ErrorKind.TIMEOUT
             message = f"ran out of time: {_LIMIT_WORDS[limit.name]}"
-            details = {"limit": limit.name, "limit_ms": limit.at_ms - call.started_ms}
+            details = {"limit": limit.name, "limit_ms": limit.at_ms - call.started_ms - call.waited_ms}
             if limit.name == "timeout_ms":
                 details["limit_ms"] = call.plan.timeout_ms
                 message = f"ran out of time: timeout_ms={call.plan.timeout_ms}"

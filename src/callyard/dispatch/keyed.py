@@ -37,6 +37,8 @@ _log: Final = logging.getLogger("callyard.dispatch")
 _CLOSE_MS_MAX: Final = 1_000
 """How long the stop waits for the store."""
 _ABANDONED: Final = Answer(None, NOBODY_WAITS)
+_NO_PRINT: Final = ""
+"""The fingerprint under a call's own id: of no arguments, so that nobody who takes it for a key joins or gets it."""
 _OURS: Final = fail(ErrorKind.INTERNAL, "it failed inside the dispatcher", outcome=Outcome.UNKNOWN)
 
 
@@ -54,6 +56,8 @@ class KeyedRuns:
     ) -> None:
         """`run` brings one call to its end; `on_idle` hears when a run has ended."""
         self.flights: dict[KeyScope, Flight] = {}
+        self.lost: set[asyncio.Task[None]] = set()
+        """Of runs without a key whose connections are gone: they see to their ends."""
         self.lost_claims = 0
         self.store = store
         self._config = config
@@ -131,8 +135,68 @@ class KeyedRuns:
             flight.holder.stop(ErrorKind.CANCELLED)
         return False
 
+    def disconnect(self, call: Call) -> bool:
+        """The caller's connection is gone: as when it was cancelled (D17), but that its own run, where that goes on,
+        is its own still. False: it waits for no run."""
+        flight = self.flights.get(KeyScope(call.tenant, call.spec.name, call.key))
+        if flight is None or call not in flight:
+            return False
+        holds = flight.holder is call
+        if holds and call.tries == 0:
+            call.stop(ErrorKind.CANCELLED)  # it had not begun: the next in line takes the claim
+        elif holds and _on_abandon(call.spec) == "finish":
+            call.silence()
+        else:
+            flight.answer(call, Answer(None, _stopped(ErrorKind.CANCELLED)))
+            self._leave(call, flight)
+        return True
+
+    def adopt(self, call: Call) -> None:
+        """A run without a key whose connection is gone: its call id stands for one from now on, so that its end is
+        kept, and is unknown when this process dies before it. Source: tool-dispatch D56."""
+        lost = call.lost = LostRun(asyncio.get_running_loop().create_future())
+        lost.keeping = asyncio.ensure_future(self._keep_lost(call, lost.end))
+        self.lost.add(lost.keeping)
+        lost.keeping.add_done_callback(self._forget_lost)
+
+    async def finish_adopted(self, call: Call, outcome: CallOutcome) -> None:
+        """Keep its end."""
+        lost = call.lost
+        assert lost is not None
+        assert lost.keeping is not None
+        failure = None if outcome.failure is None else finish(call, outcome.failure)
+        if not lost.end.done():
+            lost.end.set_result(KeyEnd(call.id, call.plan.attempts, outcome.output, failure))
+        await asyncio.wait((lost.keeping,))
+
+    async def _keep_lost(self, call: Call, ending: asyncio.Future[KeyEnd]) -> None:
+        scope = KeyScope(call.tenant, call.spec.name, call.id)
+        unknown_ttl_ms = self._config.unknown_ttl_ms
+        try:
+            await self.open_store()
+            claim = await self.store.claim(scope, _NO_PRINT, call.id, idempotent=False, unknown_ttl_ms=unknown_ttl_ms)
+        except StoreUnavailable as error:
+            _log.warning("the end of call %s of %s will not be kept: %s", call.id, call.spec.name, error)
+            return
+        if not isinstance(claim, Claimed):
+            _log.warning(
+                "the end of call %s of %s will not be kept: no room, or its id is in use", scope.key, scope.tool
+            )
+            return
+        end = await ending
+        is_unknown = end.failure is not None and end.failure.outcome is Outcome.UNKNOWN
+        await self._put_end(scope, claim.fence, end, unknown_ttl_ms if is_unknown else self._config.lost_ttl_ms)
+
+    def _forget_lost(self, keeping: asyncio.Task[None]) -> None:
+        self.lost.discard(keeping)
+        if not keeping.cancelled() and (error := keeping.exception()) is not None:
+            _log.error("the end of a call could not be kept", exc_info=error)
+        self._on_idle()
+
     def abort(self) -> None:
         """What still hangs when all should have ended: in a store that does not answer."""
+        for keeping in self.lost:
+            keeping.cancel()
         for flight in self.flights.values():
             assert flight.task is not None
             flight.task.cancel()
@@ -144,6 +208,8 @@ class KeyedRuns:
             return conflict("it belongs to a call that this one is nested in")
         if not can_wait(call, flight):
             return cycle(f"the run under the key {call.key!r}")
+        if flight.joiners >= self._config.key_joiners_max:
+            return unavailable(f"{flight.joiners} calls wait for the run under that key already")
         return None
 
     async def _wait_seated(self, call: Call, flight: Flight, seat: Seat) -> None:
@@ -155,6 +221,8 @@ class KeyedRuns:
                 return
             if not holds:  # what a run waits for is its own affair
                 call.waits_for = flight
+                if call.on_begin is not None and not flight.is_claiming:
+                    call.begin()
             try:
                 await seat.alarm.pause(NEVER if holds else limit_ms)
             finally:
@@ -191,7 +259,7 @@ class KeyedRuns:
 
     def _set_adrift(self, call: Call) -> None:
         call.adrift = True
-        call.on_progress = None
+        call.silence()
         above = call.caller
         while above is not None:
             above.adrift_below += 1
@@ -311,13 +379,16 @@ class KeyedRuns:
                 end = None
             elif failure.outcome is Outcome.UNKNOWN:
                 ttl_ms = self._config.unknown_ttl_ms
+        await self._put_end(flight.scope, fence, end, ttl_ms)
+
+    async def _put_end(self, scope: KeyScope, fence: int, end: KeyEnd | None, ttl_ms: int) -> None:
         kept = False
         try:
-            kept = await self.store.settle(flight.scope, fence, end, ttl_ms)
+            kept = await self.store.settle(scope, fence, end, ttl_ms)
             if not kept:
-                _log.warning("the claim of key %r of %s was lost while it ran", flight.scope.key, flight.scope.tool)
+                _log.warning("the claim of key %r of %s was lost while it ran", scope.key, scope.tool)
         except StoreUnavailable as error:
-            _log.warning("the end of key %r of %s was not kept: %s", flight.scope.key, flight.scope.tool, error)
+            _log.warning("the end of key %r of %s was not kept: %s", scope.key, scope.tool, error)
         finally:
             self.lost_claims += not kept
 
@@ -368,5 +439,20 @@ def _stopped(kind: ErrorKind) -> CallFailure:
 
 def _on_abandon(spec: FunctionSpec) -> Literal["cancel", "finish"]:
     """What becomes of a keyed run that nobody waits for (D17)."""
+    return spec.promises.on_abandon or ("cancel" if stops_when_lost(spec) else "finish")
+
+
+def stops_when_lost(spec: FunctionSpec) -> bool:
+    """Whether a run that has begun stops when its connection is gone (D56)."""
     promises = spec.promises
-    return promises.on_abandon or ("cancel" if promises.idempotent else "finish")
+    return promises.idempotent if promises.on_disconnect is None else promises.on_disconnect == "stop"
+
+
+class LostRun:
+    """A run without a key whose connection is gone."""
+
+    __slots__ = ("end", "keeping")
+
+    def __init__(self, end: asyncio.Future[KeyEnd]) -> None:
+        self.end = end
+        self.keeping: asyncio.Task[None] | None = None

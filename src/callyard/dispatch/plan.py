@@ -14,10 +14,11 @@ NEVER: Final = 1 << 62
 """An instant that does not come."""
 
 
-class Limit(msgspec.Struct, frozen=True, gc=False):
+class Limit(msgspec.Struct, eq=False, gc=False):
     """When an attempt must have ended, and what says so: `timeout_ms`, `deadline_ms` or `allowance_wall_ms`."""
 
     at_ms: int
+    """`NEVER` while a question is open; then later by as long."""
     name: str
 
 
@@ -48,6 +49,13 @@ class AttemptPlan(msgspec.Struct, eq=False, gc=False):
         if self.wall_at_ms < at_ms:
             at_ms, name = self.wall_at_ms, "allowance_wall_ms"
         return Limit(at_ms, name)
+
+    def put_off(self, by_ms: int) -> None:
+        """The call's limits, by as long as it waited for an answer of its client."""
+        if self.deadline_at_ms < NEVER:
+            self.deadline_at_ms += by_ms
+        if self.wall_at_ms < NEVER:
+            self.wall_at_ms += by_ms
 
     def next_wait_ms(self, failure: CallFailure, tries: int, now_ms: int) -> int | None:
         """How long to wait after this failure of the `tries`-th try; None: it was the last.

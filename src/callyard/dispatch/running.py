@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from callyard.dispatch.call import Call
+from callyard.errors import CallError, ErrorKind, UsageError, fail
 from callyard.functions.current import RUNNING, CallInfo
-from callyard.functions.ports import CallEventKind, CallEventPayload
+from callyard.functions.encoding import ResultMisfit, encode_value
+from callyard.functions.ports import EMPTY, AskRefused, CallEventKind, CallEventPayload, nobody_to_ask
 
 _log: Final = logging.getLogger("callyard.dispatch")
 
@@ -24,6 +28,7 @@ class _Progress(msgspec.Struct):
 
 
 _PROGRESS: Final = msgspec.json.Decoder(_Progress)
+_FIELDS: Final = msgspec.json.Decoder(dict[str, Any] | None)
 
 
 class Running(msgspec.Struct, eq=False):
@@ -48,38 +53,80 @@ class Running(msgspec.Struct, eq=False):
             call.tags,
             call.key,
             call.deadline_remaining_ms(call.timers.now_ms()),
+            None,
+            call.claims,
+            call.headers,
+            {} if call.meta is EMPTY else msgspec.json.decode(call.meta),
         )
 
     def progress(self, done: float, total: float | None, message: str) -> None:
         """From any thread; told in the loop's own, before what the attempt ends with."""
-        if self.call.on_progress is None or self.over:
-            return
+        if self.call.on_progress is not None and not self.over:
+            self._in_loop(self._tell, done, total, message)
+
+    def log(self, level: str, message: str, fields: Mapping[str, Any]) -> bool:
+        """From any thread, as `progress`. False: nobody listens."""
+        if self.call.on_log is None or self.over:
+            return False
+        self._in_loop(self._tell_log, level, message, fields)
+        return True
+
+    def ask(self, kind: str, params: bytes) -> bytes:
+        """From a thread of the handler's: it waits. Raises CallError, and UsageError in the loop's own thread."""
         if asyncio._get_running_loop() is self.loop:
-            self._tell(done, total, message)
-        else:
-            try:
-                self.loop.call_soon_threadsafe(self._tell, done, total, message)
-            except RuntimeError:  # the loop is closed: nobody listens
-                return
+            raise UsageError(f"{kind} would hold up the event loop that its answer comes by: await a{kind} instead")
+        try:
+            return asyncio.run_coroutine_threadsafe(self.aask(kind, params), self.loop).result()
+        except concurrent.futures.CancelledError:
+            raise CallError(fail(ErrorKind.CANCELLED, f"{kind}: its call has ended")) from None
+
+    async def aask(self, kind: str, params: bytes) -> bytes:
+        """The answer, as JSON. Raises CallError."""
+        client = self.call.client
+        try:
+            if client is None:
+                raise nobody_to_ask(kind)
+            if self.over:
+                raise AskRefused(ErrorKind.CANCELLED, f"{kind}: its call has ended")
+            return encode_value(await client.ask(self.call, kind, msgspec.json.decode(params)))
+        except AskRefused as refused:
+            raise CallError(fail(refused.kind, str(refused), retryable=refused.retryable)) from None
+        except ResultMisfit as misfit:
+            raise CallError(fail(ErrorKind.RESULT, f"{kind}: the client's answer: {misfit}")) from None
 
     def on_event(self, event: CallEventPayload) -> None:
-        """What a `CallRunner` tells of the attempt. What is no progress is dropped: nobody checked it."""
-        if event.event_kind is not CallEventKind.PROGRESS:
-            return
+        """What a `CallRunner` tells of the attempt. What is of another form is dropped: nobody checked it."""
         try:
-            told = _PROGRESS.decode(event.value)
+            if event.event_kind is CallEventKind.PROGRESS:
+                told = _PROGRESS.decode(event.value)
+                self._tell(told.done, told.total, told.message)
+            elif event.event_kind is CallEventKind.LOG:
+                self._tell_log(event.level, event.text, _FIELDS.decode(event.value) or {})
         except msgspec.DecodeError:
             return
-        self._tell(told.done, told.total, told.message)
 
-    def _tell(self, done: float, total: float | None, message: str) -> None:
-        tell = self.call.on_progress
-        if tell is None or self.over:
+    def _in_loop(self, tell: Callable[..., None], *told: Any) -> None:
+        if asyncio._get_running_loop() is self.loop:
+            tell(*told)
             return
         try:
-            tell(done, total, message)
+            self.loop.call_soon_threadsafe(tell, *told)
+        except RuntimeError:  # the loop is closed: nobody listens
+            return
+
+    def _tell(self, done: float, total: float | None, message: str) -> None:
+        if self.call.on_progress is not None and not self.over:
+            self._tell_to(self.call.on_progress, done, total, message)
+
+    def _tell_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        if self.call.on_log is not None and not self.over:
+            self._tell_to(self.call.on_log, level, message, fields)
+
+    def _tell_to(self, listener: Callable[..., None], *told: Any) -> None:
+        try:
+            listener(*told)
         except Exception:  # noqa: BLE001 - the listener's fault, which is no fault of the tool's (D29)
-            _log.exception("on_progress of call %s failed", self.call.id)
+            _log.exception("%r, which was told of call %s, failed", listener, self.call.id)
 
 
 def current_call() -> Call | None:

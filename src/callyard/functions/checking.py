@@ -172,6 +172,10 @@ def check_result(schema: JsonSchema | None, output: bytes, bytes_max: int) -> No
         deep = is_deeper_than(output, ARGUMENTS_LEVELS_MAX)
         schema.check(msgspec.json.decode(output) if deep else decode_json(output))
     except ArgumentsMisfit as error:
+        from callyard.functions.contents import read_contents
+
+        if read_contents(output) is not None:  # contents inside a value: they are what they are, whatever it said
+            return
         message = f"the result is not what its output schema says: {error.message}"
         raise ResultMisfit(message, error.details) from None
 

@@ -1,5 +1,5 @@
-"""The call that runs here, where no executor is: a dispatcher sets it around its own handlers, and `callyard.context()`
-and `callyard.progress()` look it up. Source: tool-dispatch D42; call-execution X30.
+"""The call that runs here, where no executor is: a dispatcher sets it around its own handlers. `callyard.context()`,
+`progress()`, `log()` and the questions to the client look it up. Source: tool-dispatch D42; call-execution X30.
 """
 
 from __future__ import annotations
@@ -43,6 +43,16 @@ class RunningCall(Protocol):
 
     def progress(self, done: float, total: float | None, message: str) -> None:
         """Tell the caller; nothing once the attempt has ended."""
+
+    def log(self, level: str, message: str, fields: Mapping[str, Any]) -> bool:
+        """Tell the caller. False: it does not listen."""
+
+    def ask(self, kind: str, params: bytes) -> bytes:
+        """Put a question to the caller's client and wait: JSON to JSON. Raises CallError, and UsageError where the wait
+        would hold up the loop."""
+
+    async def aask(self, kind: str, params: bytes) -> bytes:
+        """As `ask`, awaited."""
 
 
 RUNNING: Final[ContextVar[RunningCall | None]] = ContextVar("callyard_running_call", default=None)

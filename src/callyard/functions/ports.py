@@ -13,9 +13,10 @@ import msgspec
 from callyard.errors import CallFailure, CallyardError, ErrorKind
 from callyard.functions.registry import FunctionSpec
 from callyard.ids import FunctionId, RequestId
-from callyard.wire.messages import CallContext, CallEventKind, CallEventPayload, CancelReason
+from callyard.wire.messages import EMPTY, CallContext, CallEventKind, CallEventPayload, CancelReason
 
 __all__ = [
+    "EMPTY",
     "AskCallback",
     "AskRefused",
     "CallContext",
@@ -41,6 +42,14 @@ class AskRefused(CallyardError):
         super().__init__(message)
         self.kind = kind
         self.retryable = retryable
+
+
+def nobody_to_ask(kind: str) -> AskRefused:
+    return AskRefused(
+        ErrorKind.DENIED,
+        f"{kind}: there is nobody to ask; a call can ask its client when it came by a gate whose clients answer "
+        "questions, such as MCP, or was dispatched with on_ask",
+    )
 
 
 class CallOutcome(msgspec.Struct, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from callyard.dispatch.stores.port import Claimed, Full, KeyScope, StoreUnavailable
 from callyard.errors import CallyardError
+from callyard.ids import CallId, Tenant
 from callyard.scheduler.placement import PoolName
 from callyard.serve.config import Address
 from callyard.serve.listener import Listener, ListenerLimits
@@ -293,8 +296,13 @@ async def serve(server: Server, address: Address, on_ready: Callable[[Address], 
 
 
 async def ask_key_store(server: Server) -> None:
-    """Raises StoreUnavailable."""
-    await server.store.unknown(limit=1)
+    """As a call does: claim a key, and give it back. Raises StoreUnavailable, also for a disk that is full."""
+    scope = KeyScope(Tenant("callyard"), "readyz", f"probe-{os.getpid()}")
+    claim = await server.store.claim(scope, "", CallId("probe"), idempotent=True, unknown_ttl_ms=1)
+    if isinstance(claim, Claimed):
+        await server.store.settle(scope, claim.fence, None, 0)
+    elif isinstance(claim, Full):
+        raise StoreUnavailable("it has no room for another key")
 
 
 def _health(reasons: Iterator[Reason]) -> Health:

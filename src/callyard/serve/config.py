@@ -156,6 +156,7 @@ class ServeConfig:
             queue_wait_ms_max=self.queue_wait_ms_max,
             attempt_min_ms=self.attempt_min_ms,
             drain_deadline_ms=self.drain_deadline_ms,
+            lost_ttl_ms=self.kept_ms,
             tenant_running=self.tenant_running,
             tenant_queued=self.tenant_queued,
             tenant_bytes=self.tenant_bytes,

@@ -40,7 +40,6 @@ from callyard.functions.registry import FunctionSpec, Registry
 from callyard.host.jobs import JobQueue, JobWaiter, Permit
 from callyard.ids import CallId, Owner, Tenant
 from callyard.policy.ranges import check_whole
-from callyard.policy.rate import Rate, RateLimiter
 from callyard.timers import LoopTimers
 
 JOBS_MAX: Final = 256
@@ -51,6 +50,8 @@ SHUTTING_DOWN: Final = fail(ErrorKind.SHUTTING_DOWN, "the server is shutting dow
 _CANCELLED: Final = fail(ErrorKind.CANCELLED, "cancelled before it ran", outcome=Outcome.NOT_RUN)
 _OURS: Final = fail(ErrorKind.INTERNAL, "it failed inside the server", outcome=Outcome.UNKNOWN)
 _EVERYTHING: Final = ("*",)
+_OUR_ID: Final = re.compile(r"[0-9a-f]{10}-[0-9]{1,15}", re.ASCII)
+"""What `next_id` makes."""
 _TEXTS: Final[Mapping[str, str]] = {}
 _log: Final = logging.getLogger("callyard.serve")
 
@@ -164,8 +165,6 @@ class Gateway:
         self.owner_max = max(1, min(LANE_MAX, jobs_max // 4)) if owner_max is None else owner_max
         check_whole("owner_max", self.owner_max, 1, 2**31 - 1)
         self.is_draining = False
-        self.on_orphan: Callable[[ToolRequest, DispatchResult], None] | None = None
-        """Gets the answer of a call that had begun and whose connection was lost (D56)."""
         self._line: dict[Hashable, _Connection] = {}
         self._inside: dict[CallId, _Inside] = {}
         self._adrift: set[_Inside] = set()
@@ -330,16 +329,29 @@ class Gateway:
         Source: D41.
         """
         inside = self._inside.get(call_id)
-        if inside is None:
-            return False
-        request = inside.request
-        if request.caller.tenant != caller.tenant or not caller.sees(request.tool):
+        if inside is None or self.find_running(caller, call_id) is None:
             return False
         if inside.is_dispatched:
             return self.dispatcher.cancel(call_id)
         inside.is_cancelled = True
         inside.wake()
         return True
+
+    def find_running(self, caller: Caller, call_id: CallId) -> ToolRequest | None:
+        """A call that is under way, also one whose connection is gone. None: there is none, or not for this caller."""
+        inside = self._inside.get(call_id)
+        if inside is None or inside.request.caller.tenant != caller.tenant or not caller.sees(inside.request.tool):
+            return None
+        return inside.request
+
+    async def find_end(self, caller: Caller, call_id: str) -> DispatchResult | None:
+        """How a call ended whose connection was lost (D56). None: it is not known, or not for this caller. Raises
+        StoreUnavailable."""
+        if not _OUR_ID.fullmatch(call_id):
+            return None
+        tools = [spec.name for spec in self.registry if caller.sees(spec.name)]
+        found = await asyncio.gather(*(self.dispatcher.find_end(caller.tenant, tool, call_id) for tool in tools))
+        return next((end for end in found if end is not None and end.call_id == call_id), None)
 
     # --- its end --------------------------------------------------------------------------------------------------
 
@@ -380,6 +392,7 @@ class Gateway:
         inside = _Inside(self._clock, request, permit, call_id)
         now_ms = self._clock.now_ms()
         inside.received_at_ms = now_ms if request.received_at_ms is None else min(now_ms, request.received_at_ms)
+        request.received_at_ms = inside.received_at_ms
         self._inside[call_id] = inside
         return inside
 
@@ -402,9 +415,6 @@ class Gateway:
             inside.permit.release()
 
     async def _dispatch(self, inside: _Inside) -> DispatchResult:
-        """SEAM for D56 and R108: once `Dispatcher.dispatch` takes `on_begin`, `inside.begin` is handed to it and the
-        next line goes; the answer's hooks `on_log` and `on_ask`, claims, headers and meta go the same way."""
-        inside.has_begun = True  # nobody says when: take it for begun, and let it run on when its connection goes
         request = inside.request
         return await self.dispatcher.dispatch(
             request.tool,
@@ -418,25 +428,25 @@ class Gateway:
             tags=request.tags or None,
             trace=request.trace or None,
             on_progress=None if request.on_progress is None else inside.tell_progress,
+            on_begin=inside.begin,
+            on_log=None if request.on_log is None else inside.tell_log,
+            on_ask=request.on_ask,
+            claims=_to_texts(request.caller.claims) or None,
+            headers=request.headers or None,
+            meta=request.meta or None,
         )
 
     def _lose(self, inside: _Inside) -> None:
-        """Its connection is gone: nothing more is sent to it.
-
-        SEAM for D56: with `Dispatcher.disconnect(call_id)` the rule is the dispatcher's.
-        """
+        """Its connection is gone: nothing more is sent to it. What becomes of it is the dispatcher's rule (D56)."""
         self._lost_total += 1
         inside.is_gone = True
         assert inside.task is not None
-        if not inside.is_dispatched:
+        if inside.is_dispatched:
+            self.dispatcher.disconnect(inside.id)
+        else:
             inside.task.cancel()
-        elif not inside.has_begun or self._is_idempotent(inside.request.tool):
-            self.dispatcher.cancel(inside.id)
         if not inside.task.done():
             self._adrift.add(inside)
-
-    def _is_idempotent(self, tool: str) -> bool:
-        return tool in self.registry and self.registry.get(tool).promises.idempotent
 
     def _leave(self, inside: _Inside, task: asyncio.Task[DispatchResult]) -> None:
         """The one place where a call gives back what it took, also one that was cancelled before its first step."""
@@ -451,8 +461,6 @@ class Gateway:
                 del self._lanes[inside.lane]
         del self._inside[inside.id]
         self._adrift.discard(inside)
-        if inside.is_gone and inside.has_begun and self.on_orphan is not None and not task.cancelled():
-            self.on_orphan(inside.request, task.result())
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("call %s ended with what no call may end with", inside.id, exc_info=error)
         if not self._inside:
@@ -496,22 +504,27 @@ class Gateway:
             return None
         share = self._share_of(caller)
         limit_ms = min(inside.deadline_at_ms, inside.received_at_ms + self.queue_wait_ms_max)
-        if share.limiter is not None and (refusal := await self._wait_for_rate(inside, share, share.limiter, limit_ms)):
+        if share.rate and (refusal := await self._wait_for_rate(inside, share, limit_ms)):
             return refusal
         if share.running is not None:
             return await self._wait_for_running(inside, share.running, limit_ms)
         return None
 
-    async def _wait_for_rate(
-        self, inside: _Inside, share: _Share, limiter: RateLimiter, limit_ms: int
-    ) -> CallFailure | None:
+    async def _wait_for_rate(self, inside: _Inside, share: _Share, limit_ms: int) -> CallFailure | None:
         now_ms = self._clock.now_ms()
         patience_ms = max(0, limit_ms - now_ms) if share.waiting < self.owner_max else 0
-        wait_ms = limiter.ask(share, now_ms, patience_ms)
-        if wait_ms > patience_ms:
-            message = f"over the token's rate of {limiter.rate}"
-            return fail(ErrorKind.RATE_LIMITED, message, rate=str(limiter.rate), retry_after_ms=wait_ms)
-        at_ms = now_ms + wait_ms
+        caller = inside.request.caller
+        place = await self.dispatcher.rates.take(
+            *("token", caller.token, caller.tenant, share.rate, patience_ms, inside),
+            lambda: self._ended(inside) is not None or self._clock.now_ms() >= limit_ms,
+            limit_ms,
+        )
+        if place.give_back is None:
+            if (ended := self._ended(inside)) is not None:
+                return ended
+            message = f"over the token's rate of {share.rate}"
+            return fail(ErrorKind.RATE_LIMITED, message, rate=share.rate, retry_after_ms=max(1, place.wait_ms))
+        at_ms = self._clock.now_ms() + place.wait_ms
         share.waiting += 1
         try:
             while self._clock.now_ms() < at_ms:
@@ -521,7 +534,7 @@ class Gateway:
         finally:
             share.waiting -= 1
             if self._clock.now_ms() < at_ms:
-                limiter.give_back(share, at_ms, self._clock.now_ms())
+                place.give_back()
         return None
 
     async def _wait_for_running(self, inside: _Inside, running: JobQueue, limit_ms: int) -> CallFailure | None:
@@ -590,12 +603,11 @@ class _Connection:
 class _Share:
     """What the calls of one token share."""
 
-    __slots__ = ("limiter", "rate", "running", "running_max", "waiting")
+    __slots__ = ("rate", "running", "running_max", "waiting")
 
     def __init__(self, caller: Caller, clock: Timers) -> None:
         self.rate = caller.rate
         self.running_max = caller.running_max
-        self.limiter = RateLimiter(Rate.parse(caller.rate), keys_max=1) if caller.rate else None
         self.running = None if caller.running_max is None else JobQueue(caller.running_max, clock=clock)
         self.waiting = 0
         """For the rate."""
@@ -636,6 +648,18 @@ class _Inside(Alarm):
     def tell_progress(self, done: float, total: float | None, message: str) -> None:
         if not self.is_gone and self.request.on_progress is not None:
             self.request.on_progress(done, total, message)
+
+    def tell_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        if not self.is_gone and self.request.on_log is not None:
+            self.request.on_log(level, message, fields)
+
+
+def _to_texts(claims: Mapping[str, Any]) -> dict[str, str]:
+    """As functions see them: what is no text, as JSON."""
+    return {
+        name: value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+        for name, value in claims.items()
+    }
 
 
 def _role_of(spec: FunctionSpec) -> str:

@@ -46,8 +46,12 @@ _ONCE: Final = frozenset(
     {
         *(b"host", b"origin", b"authorization"),
         *(b"content-type", b"content-encoding", b"content-length", b"transfer-encoding"),
+        *(b"idempotency-key", b"x-callyard-owner", b"x-callyard-deadline-ms", b"x-callyard-timeout-ms"),
+        *(b"mcp-session-id", b"mcp-protocol-version", b"mcp-method", b"mcp-name"),
     }
 )
+_BODILESS: Final = frozenset({"GET", "HEAD", "DELETE"})
+"""No other methods but these and POST are routed."""
 _WRONG_TOKENS: Final = Rate(10, 60_000)
 _PEERS_MAX: Final = 4_096
 
@@ -134,6 +138,9 @@ class Guard:
         state["caller"] = self._identify(scope, headers)
         state["received_at_ms"] = self._gateway.now_ms()
         if scope["method"] != "POST":
+            has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b" 0")
+            if has_body and scope["method"] in _BODILESS:  # nobody would bound, or time, the reading of it
+                raise _refuse(400, f"a {scope['method']} has no body here")
             await self._app(scope, receive, send)
             return
         self._check_body(headers)
@@ -197,7 +204,7 @@ class Guard:
             return
         try:
             parts = urlsplit(origin)
-            name = parts.hostname
+            name = parts.hostname if parts.scheme in ("http", "https") and "@" not in parts.netloc else None
         except ValueError:
             name = None
         is_ours = origin == f"{scheme}://{host}" or (self._is_loopback and name is not None and _is_loopback(name))

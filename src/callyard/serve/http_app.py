@@ -5,8 +5,8 @@
 | `POST /rpc` | JSON-RPC 2.0, single and batch (`rpc`) |
 | `POST /tools/{name}` | body: the arguments; answer: the value. `Accept: text/event-stream` tells progress as well |
 | `GET /tools`, `GET /openapi.json` | what this caller may call |
-| `GET /calls/{id}`, `DELETE /calls/{id}` | a call of this tenant that is under way; cancel it |
-| `GET /results/{id}` | a result that was too large for its answer, or whose client had gone |
+| `GET /calls/{id}`, `DELETE /calls/{id}` | a call of this tenant that runs, or whose client had gone; cancel it |
+| `GET /results/{id}` | a result that was too large for its answer |
 | `GET /keys?unknown=1`, `POST /keys/resolve` | outcomes that nobody knows, for tokens with the claim `keys = true` |
 | `/mcp` | MCP, when it is there |
 | `GET /healthz` | the loop turns, and calls are taken |
@@ -34,12 +34,16 @@ from starlette.routing import Route, Router
 
 import callyard
 from callyard.dispatch.outcomes import DispatchError, DispatchResult, Ok
-from callyard.errors import KIND_RULES, CallFailure, ErrorKind, UsageError, fail
+from callyard.dispatch.refusals import unavailable
+from callyard.dispatch.stores.port import StoreUnavailable
+from callyard.errors import KIND_RULES, CallError, CallFailure, ErrorKind, UsageError, fail
 from callyard.ids import CallId, Tenant
 from callyard.serve.contents import JSON_TYPE, Body, to_body
 from callyard.serve.gateway import Caller, Gateway, ToolRequest
 from callyard.serve.guard import HEALTH_PATH, Guard, Lost, Refusal, ended_with, retry_after
+from callyard.serve.kept import encode_envelope
 from callyard.serve.listener import Listener, ListenerLimits
+from callyard.serve.mcp_calls import suspended_max_of
 from callyard.serve.mcp_server import McpApp, McpGate
 from callyard.serve.openapi import build_openapi, build_openrpc
 from callyard.serve.rpc import CallOptions, Rpc
@@ -59,8 +63,9 @@ KEEP_ALIVE_S: Final = 15.0
 _LAST_ANSWERS_MS: Final = 500
 LOG_MAX: Final = 256
 """Most log records that wait for a client to read; more push the oldest out, and are counted."""
+_PIECE_BYTES: Final = 64 * 1024
 _TRACE: Final = ("traceparent", "tracestate", "baggage")
-_MIME: Final = re.compile(r"[\w.+-]{1,64}/[\w.+-]{1,64}(\s*;\s*[\w-]{1,32}=[\w.+-]{1,64})?", re.ASCII)
+_MIME: Final = re.compile(r"[\w.+-]{1,64}/[\w.+-]{1,64}([ \t]*;[ \t]*[\w-]{1,32}=[\w.+-]{1,64})?", re.ASCII)
 _NAME: Final = re.compile(r"[^\w .()+-]+", re.ASCII)
 _INERT: Final = {
     "x-content-type-options": "nosniff",
@@ -95,7 +100,8 @@ class HttpGate:
         self._tokens = tokens
         self._kept = kept
         self._keys = keys
-        self._running: dict[CallId, _Running] = {}
+        self._progress: dict[CallId, dict[str, Any]] = {}
+        """The newest, of calls under way."""
         self._rpc = Rpc(
             gateway,
             batch_max=config.batch_max,
@@ -117,7 +123,7 @@ class HttpGate:
             Route("/keys/resolve", self._resolve_key, methods=["POST"]),
         ]
         if mcp_app is not None:
-            routes.append(Route("/mcp", _Endpoint(mcp_app)))
+            routes.append(Route("/mcp", _Endpoint(mcp_app), methods=["GET", "POST", "DELETE"]))
         self._router = Router(routes, redirect_slashes=False)
         self.guarded = Guard(self, gateway, config=config, tokens=tokens)
 
@@ -187,11 +193,14 @@ class HttpGate:
     async def _run(self, request: ToolRequest, permit: Permit) -> DispatchResult:
         """A call of this gate, which can be looked at and cancelled while it is under way."""
         call_id = request.call_id = request.call_id or self._gateway.next_id()
-        running = self._running[call_id] = _Running(request, self._gateway.now_ms())
+        spec = self._gateway.find(request.caller, request.tool)
+        if spec is not None and spec.role != "tool":
+            failure = fail(ErrorKind.NOT_FOUND, f"no tool {spec.name!r}: it is a {spec.role}", tool=spec.name)
+            return DispatchError(call_id, failure)
         tell = request.on_progress
 
         def on_progress(done: float, total: float | None, message: str) -> None:
-            running.progress = {"done": done, "total": total, "message": message}
+            self._progress[call_id] = {"done": done, "total": total, "message": message}
             if tell is not None:
                 tell(done, total, message)
 
@@ -199,7 +208,7 @@ class HttpGate:
         try:
             return await self._gateway.call(request, permit)
         finally:
-            del self._running[call_id]
+            self._progress.pop(call_id, None)
 
     async def _to_response(self, request: ToolRequest, result: DispatchResult) -> Response:
         headers = {"x-callyard-call-id": str(result.call_id), "x-callyard-attempts": str(result.attempts)}
@@ -254,20 +263,21 @@ class HttpGate:
 
     async def _show_call(self, request: Request) -> Response:
         call_id = CallId(request.path_params["id"])
-        running = self._running.get(call_id)
         caller = _caller(request)
-        if running is None:
-            kept = None if self._kept is None else await self._kept.read(caller, call_id)
-            if kept is None:
+        under_way = self._gateway.find_running(caller, call_id)
+        if under_way is None:
+            try:
+                end = await self._gateway.find_end(caller, call_id)
+            except StoreUnavailable as error:
+                raise Refusal(503, unavailable(f"the store of ends is out of reach: {error}")) from None
+            if end is None:
                 raise _no_call()
-            return _json(kept)  # it ended when nobody was there
-        if not running.is_of(caller):
-            raise _no_call()
+            return _json(encode_envelope(end))  # it ended when nobody was there
         shown = {
             "call_id": call_id,
-            "tool": running.request.tool,
-            "age_ms": self._gateway.now_ms() - running.began_at_ms,
-            "progress": running.progress,
+            "tool": under_way.tool,
+            "age_ms": self._gateway.now_ms() - (under_way.received_at_ms or 0),
+            "progress": self._progress.get(call_id),
         }
         return _json(msgspec.json.encode(shown))
 
@@ -276,12 +286,8 @@ class HttpGate:
             raise _no_call()
         return _json(b'{"cancelled":true}', 202)
 
-    async def _read_result(self, request: Request) -> Response:
-        kept = None if self._kept is None else await self._kept.find(_caller(request), request.path_params["id"])
-        if kept is None:
-            raise Refusal(404, fail(ErrorKind.NOT_FOUND, "no such result: it is another's, or its time is over"))
-        is_json = kept.mime_type == JSON_TYPE  # and may be contents
-        return _answer_bytes(to_body(kept.data) if is_json else Body(kept.data, kept.mime_type, kept.name), {})
+    async def _read_result(self, request: Request) -> _KeptAnswer:
+        return _KeptAnswer(self._kept, _caller(request), request.path_params["id"])
 
     # --- keys -----------------------------------------------------------------------------------------------------
 
@@ -328,18 +334,36 @@ class _Resolve(msgspec.Struct, forbid_unknown_fields=True):
     retry: bool = False
 
 
-class _Running:
-    """A call of this gate that is under way."""
+class _KeptAnswer:
+    """A kept result, sent in pieces: of what the peer has not read one is held beside the result itself."""
 
-    __slots__ = ("began_at_ms", "progress", "request")
+    def __init__(self, kept: KeptResults | None, caller: Caller, kept_id: str) -> None:
+        self._kept = kept
+        self._caller = caller
+        self._id = kept_id
 
-    def __init__(self, request: ToolRequest, began_at_ms: int) -> None:
-        self.request = request
-        self.began_at_ms = began_at_ms
-        self.progress: dict[str, Any] | None = None
-
-    def is_of(self, caller: Caller) -> bool:
-        return self.request.caller.tenant == caller.tenant and caller.sees(self.request.tool)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._kept is None:
+            raise _no_result()
+        try:
+            end = self._kept.begin_reading(self._caller, self._id)
+        except CallError as error:
+            raise Refusal(503, error.failure) from None
+        try:
+            kept = await self._kept.find(self._caller, self._id)
+            if kept is None:
+                raise _no_result()
+            is_json = kept.mime_type == JSON_TYPE  # and may be contents
+            body = to_body(kept.data) if is_json else Body(kept.data, kept.mime_type, kept.name)
+            head = _answer_bytes(body._replace(data=b""), {"content-length": str(len(body.data))})
+            await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
+            pieces = memoryview(body.data)
+            for at in range(0, len(pieces), _PIECE_BYTES):
+                piece = bytes(pieces[at : at + _PIECE_BYTES])
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            end()
 
 
 class _Stream:
@@ -496,6 +520,10 @@ def _schema(text: str) -> Refusal:
     return Refusal(KIND_RULES[ErrorKind.SCHEMA].http_status, fail(ErrorKind.SCHEMA, text))
 
 
+def _no_result() -> Refusal:
+    return Refusal(404, fail(ErrorKind.NOT_FOUND, "no such result: it is another's, or its time is over"))
+
+
 def _no_call() -> Refusal:
     return Refusal(404, fail(ErrorKind.NOT_FOUND, "no such call is under way"))
 
@@ -532,7 +560,13 @@ async def serve_http(server: Server, *, tls_cert: Path | None = None, tls_key: P
     """
     config = server.config
     assert config.http is not None, "no address to listen on"
-    mcp = McpGate(server.gateway, kept=server.kept, headers=config.headers, owner_by_session=config.owner_by_session)
+    mcp = McpGate(
+        server.gateway,
+        kept=server.kept,
+        headers=config.headers,
+        owner_by_session=config.owner_by_session,
+        suspended_max=suspended_max_of(server.worker.capacity, config.slots),
+    )
     app = McpApp(mcp, body_bytes_max=config.body_bytes_max)
     gate = HttpGate(
         server.gateway,

@@ -21,7 +21,8 @@ import msgspec
 
 from callyard.clock import Timer, Timers
 from callyard.dispatch.outcomes import DispatchResult, Ok
-from callyard.errors import UsageError
+from callyard.dispatch.refusals import unavailable
+from callyard.errors import CallError, UsageError
 from callyard.ids import CallId, Tenant
 from callyard.serve.gateway import Caller
 from callyard.timers import LoopTimers
@@ -29,6 +30,8 @@ from callyard.timers import LoopTimers
 PREVIEW_BYTES: Final = 1_024
 JSON_TYPE: Final = "application/json"
 ENTRIES_MAX: Final = 10_000
+READING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of all answers that bring a kept result and are not read to their end."""
 _ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 _SUFFIX: Final = ".json"
 _log: Final = logging.getLogger("callyard.serve")
@@ -81,6 +84,8 @@ class KeptResults:
         self.bytes_max = bytes_max
         self.held_bytes = 0
         """What is on disk, and what is just being written."""
+        self.reading_bytes = 0
+        """In answers that are under way."""
         self.dropped_total = 0
         """Kept results that went before their time, for newer ones."""
         self._folder = folder
@@ -153,11 +158,21 @@ class KeptResults:
         self._add(kept_id, entry)
         return True
 
-    def keep_soon(self, tenant: Tenant, kept_id: str, output: bytes) -> None:
-        """As `keep`, for whom nobody waits."""
-        keeping: asyncio.Future[object] = asyncio.ensure_future(self.keep(tenant, kept_id, output))
-        self._working.add(keeping)
-        keeping.add_done_callback(self._working.discard)
+    def begin_reading(self, caller: Caller, kept_id: str) -> Callable[[], None]:
+        """Room for one more answer with all of a result, however slowly it is read. Call what is returned once it is
+        out; a second time changes nothing. Raises CallError, `unavailable`: others have all the room."""
+        entry = self._entries.get(kept_id)
+        size = entry.size_bytes if entry is not None and entry.tenant == caller.tenant else 0
+        if self.reading_bytes and self.reading_bytes + size > READING_BYTES_MAX:
+            raise CallError(unavailable("large results are being read already", retry_after_ms=1_000))
+        self.reading_bytes += size
+
+        def end() -> None:
+            nonlocal size
+            self.reading_bytes -= size
+            size = 0
+
+        return end
 
     async def read(self, caller: Caller, kept_id: str) -> bytes | None:
         """The whole of a result. None: there is none of that id, or not for this caller."""

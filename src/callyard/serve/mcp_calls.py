@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, cast, get_args
 
@@ -47,6 +47,8 @@ Context = ServerRequestContext[Any, Any]
 
 SUSPENDED_MAX: Final = 256
 """Most runs that wait for answers from outside at once, of all clients together."""
+TOKENS_SHARE: Final = 4
+"""Of these, and of sessions, one token has at most one in so many: no client that stays away keeps out the others."""
 ASK_WAIT_S: Final = 300.0
 """How long a question stays open."""
 KEPT_S: Final = 60.0
@@ -74,7 +76,7 @@ _TRACE: Final = ("traceparent", "tracestate", "baggage")
 class Arrival:
     """What a transport knows of one request: `ctx.request.state` has it as `arrival`."""
 
-    __slots__ = ("arguments", "caller", "connection", "permit", "received_at_ms", "runs")
+    __slots__ = ("arguments", "caller", "connection", "permit", "received_at_ms", "runs", "when_out")
 
     def __init__(
         self,
@@ -90,6 +92,8 @@ class Arrival:
         self.arguments = arguments
         """Those of a `tools/call`, as they were sent: JSON keeps what a parser would lose (D26)."""
         self.received_at_ms = received_at_ms
+        self.when_out: list[Callable[[], None]] | None = None
+        """What to call once its answer is out; None: the transport does not say when that is."""
         self.connection = connection
         """What takes its turn with others for a permit (R16)."""
         self.runs: set[Run] = set()
@@ -103,6 +107,12 @@ class Arrival:
     def lose(self) -> None:
         for run in list(self.runs):
             run.lose()
+
+    def end(self) -> None:
+        """Its answer is out, or nobody is there to have it."""
+        self.lose()
+        while self.when_out:
+            self.when_out.pop()()
 
 
 _NOBODY: Final = Caller()
@@ -343,6 +353,7 @@ class Run:
     def __init__(self, calls: Calls, call_id: CallId, caller: Caller) -> None:
         self.id = call_id
         self.caller = caller
+        self.whose = (caller.tenant, caller.token)
         self.round = 0
         """Counts how often questions went out: only the newest state is good."""
         self.questions: dict[str, Question] = {}
@@ -469,6 +480,8 @@ class Calls:
         self._meta = tuple(meta)
         self._owner_by_session = owner_by_session
         self._suspended_max = suspended_max
+        self._asking: Counter[Run] = Counter()
+        """Open questions of runs that ask at once, on the stream of their request."""
         self._is_closed = False
 
     def close(self) -> None:
@@ -527,7 +540,7 @@ class Calls:
         """Only the newest round of a run that its own caller may go on with; the seal was checked before."""
         round_, _, call_id = state.partition(" ")
         run = self.runs.get(CallId(call_id))
-        if run is None or (run.caller.tenant, run.caller.token) != (arrival.caller.tenant, arrival.caller.token):
+        if run is None or run.whose != (arrival.caller.tenant, arrival.caller.token):
             raise _bad_state("the call that this requestState belongs to has ended")
         if round_ != str(run.round) or run.teller is not None:
             raise _bad_state("this requestState was used already: its call has gone on")
@@ -591,16 +604,32 @@ class Calls:
             question = Question(asked, plain)
             if is_modern(ctx):
                 return await run.open(question, name or kind)
-            return await _ask_at_once(ctx, question)
+            self._check_room(run)
+            self._asking[run] += 1
+            try:
+                return await _ask_at_once(ctx, question)
+            finally:
+                self._asking -= Counter((run,))
 
         return ask
+
+    def _check_room(self, run: Run) -> None:
+        """Whoever waits for an answer keeps its place in an executor meanwhile. Raises `AskRefused`."""
+        waiting = {*self.runs.values(), *self._asking}
+        if run in waiting:
+            return
+        if len(waiting) >= self._suspended_max:
+            raise AskRefused(ErrorKind.UNAVAILABLE, f"{len(waiting)} calls wait for answers of clients already")
+        if run.caller.token:
+            own = sum(one.whose == run.whose for one in waiting)
+            if own >= max(1, self._suspended_max // TOKENS_SHARE):
+                raise AskRefused(ErrorKind.UNAVAILABLE, f"{own} calls of this token wait for answers already")
 
     def suspend(self, run: Run) -> None:
         """A client is to come back for this run."""
         if self._is_closed:
             raise AskRefused(ErrorKind.SHUTTING_DOWN, "the server is shutting down and asks no more")
-        if run.id not in self.runs and len(self.runs) >= self._suspended_max:
-            raise AskRefused(ErrorKind.UNAVAILABLE, f"{len(self.runs)} calls wait for answers of clients already")
+        self._check_room(run)
         self.runs[run.id] = run
 
     def _check_capabilities(self, ctx: Context, run: Run, error: DispatchError) -> None:
@@ -609,6 +638,11 @@ class Calls:
             if is_modern(ctx) and text in error.message:
                 data: dict[str, Any] = {"requiredCapabilities": {capability: {}}}
                 raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, text, data)
+
+
+def suspended_max_of(capacity: int, slots: int) -> int:
+    """For executors that hold so many calls: half of the places are for those that run."""
+    return max(1, min(SUSPENDED_MAX, capacity // 2, slots // 2))
 
 
 def _bad_state(reason: str) -> MCPError:

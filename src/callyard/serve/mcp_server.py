@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import mcp_types as types
 import msgspec
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
 from mcp.server.auth.provider import AccessToken
 from mcp.server.caching import CacheHint
 from mcp.server.connection import Connection
@@ -36,12 +36,14 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import PromptsListChanged, ResourcesListChanged, ResourceUpdated, ToolsListChanged
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 from starlette.types import Send as AsgiSend
 
 from callyard import __version__
 from callyard.dispatch.outcomes import DispatchError, DispatchResult, Ok
-from callyard.errors import ErrorKind
+from callyard.errors import CallError, ErrorKind
 from callyard.functions.completion import (
     SUGGESTIONS_MAX,
     Completion,
@@ -49,10 +51,21 @@ from callyard.functions.completion import (
     read_suggestions,
     suggest,
 )
+from callyard.functions.misfits import ArgumentsMisfit
 from callyard.functions.registry import FunctionSpec
+from callyard.functions.strict_json import decode_json
+from callyard.ids import CallId
 from callyard.serve.contents import JSON_TYPE, to_messages, to_resource
 from callyard.serve.gateway import Caller, Gateway
-from callyard.serve.mcp_calls import Arrival, Calls, Context, arrival_of, connection_of, is_modern
+from callyard.serve.mcp_calls import (
+    TOKENS_SHARE,
+    Arrival,
+    Calls,
+    Context,
+    arrival_of,
+    connection_of,
+    is_modern,
+)
 from callyard.serve.mcp_tools import (
     KEPT,
     Shown,
@@ -84,6 +97,7 @@ KEPT_URI: Final = "callyard://kept/"
 _RESOURCE_NOT_FOUND: Final = -32002
 """Of the revisions before 2026-07-28."""
 _WATCHED: Final = "callyard.watched"
+_KEY_IN_BODY: Final = b'"callyard/idempotencyKey"'
 
 
 class _SdkServer(Server[Any]):
@@ -303,7 +317,17 @@ class McpGate:
     async def _read_kept(self, ctx: Context, uri: str) -> types.ReadResourceResult:
         found = None
         if self._kept is not None:
-            found = await self._kept.read(arrival_of(ctx).caller, uri.removeprefix(KEPT_URI))
+            arrival, kept_id = arrival_of(ctx), uri.removeprefix(KEPT_URI)
+            try:
+                end = self._kept.begin_reading(arrival.caller, kept_id)
+            except CallError as error:
+                refused = DispatchError(CallId(""), error.failure)
+                raise MCPError(types.INTERNAL_ERROR, error.failure.message, refused.to_json(remote=True)) from None
+            if arrival.when_out is None:
+                end()  # one client, whose answers go out one by one
+            else:
+                arrival.when_out.append(end)
+            found = await self._kept.read(arrival.caller, kept_id)
         if found is None:
             raise _not_found(ctx, uri)
         return types.ReadResourceResult(contents=to_resource(uri, found))
@@ -483,6 +507,7 @@ class McpApp:
     ) -> None:
         """`security`: None where Host and Origin were checked already."""
         self.gate = gate
+        self._sessions_max = sessions_max
         self._sessions = StreamableHTTPSessionManager(
             gate.server,
             session_idle_timeout=session_idle_s,
@@ -506,17 +531,49 @@ class McpApp:
             connection=state.get("connection"),
         )
         state["arrival"] = arrival
+        arrival.when_out = []
         scope["user"] = _user(caller.tenant, caller.token)
         if scope["method"] != "POST":
             arrival.begin_stream()
             await self._sessions.handle_request(scope, receive, send)
             return
         body, rest = await _read_body(receive)
+        refusal = self._refuse(scope, caller, body)
+        if refusal is not None:
+            await refusal(scope, rest, send)
+            return
         arrival.arguments = raw_arguments(body)
         try:
             await self._sessions.handle_request(scope, rest, send)
         finally:
-            arrival.lose()  # answered already: there is none any more
+            arrival.end()  # answered already: there is no run any more
+
+    def _refuse(self, scope: Scope, caller: Caller, body: bytes) -> Response | None:
+        """What the SDK would take."""
+        if body.count(_KEY_IN_BODY) > 1:
+            try:
+                decode_json(body)
+            except ArgumentsMisfit as misfit:  # two keys, of which one would be lost
+                return _answer_error(400, types.INVALID_REQUEST, misfit.message)
+        if caller.token and self._opens_session(scope):
+            owner = authorization_context(scope["user"])
+            own = sum(other == owner for other in self._sessions._session_owners.values())
+            if own >= max(1, self._sessions_max // TOKENS_SHARE):
+                return _answer_error(503, types.INTERNAL_ERROR, "Too many open sessions of this token")
+        return None
+
+    @staticmethod
+    def _opens_session(scope: Scope) -> bool:
+        headers = dict(scope["headers"])
+        version = headers.get(b"mcp-protocol-version")
+        is_modern = version is not None and version.decode("latin-1") not in HANDSHAKE_PROTOCOL_VERSIONS
+        return not is_modern and b"mcp-session-id" not in headers
+
+
+def _answer_error(status: int, code: int, message: str) -> Response:
+    """JSON-RPC's, of no request."""
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 @lru_cache(maxsize=1_024)

@@ -32,7 +32,7 @@ from pydantic import ValidationError
 from callyard.errors import CallError
 from callyard.host.jobs import Permit
 from callyard.serve.gateway import Caller, Gateway
-from callyard.serve.mcp_calls import Arrival
+from callyard.serve.mcp_calls import Arrival, suspended_max_of
 from callyard.serve.mcp_server import McpGate, raw_arguments
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ async def run(server: Server) -> None:
         kept=server.kept,
         headers=server.config.headers,
         owner_by_session=server.config.owner_by_session,
+        suspended_max=suspended_max_of(server.worker.capacity, server.config.slots),
     )
     caller = Caller()
     with taken_stdio() as ends:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from callyard.dispatch.dispatcher import Dispatcher
 from callyard.dispatch.exporters.audit import AuditExporter
-from callyard.dispatch.outcomes import DispatchResult
 from callyard.dispatch.policies import Policy
 from callyard.dispatch.stores import open_key_store
 from callyard.dispatch.stores.memory import MemoryKeyStore
@@ -30,10 +29,10 @@ from callyard.dispatch.stores.port import KeyStore
 from callyard.errors import CallyardError
 from callyard.functions.registry import FunctionSpec, Registry
 from callyard.serve.config import MEMORY, SQLITE, ServeConfig, gateway_of
-from callyard.serve.gateway import Gateway, ToolRequest
-from callyard.serve.kept import KeptResults, encode_envelope
+from callyard.serve.gateway import Gateway
+from callyard.serve.kept import KeptResults
 from callyard.serve.keys import ServedKeys
-from callyard.serve.state_folder import StateFolder
+from callyard.serve.state_folder import FolderKeyStore, StateFolder
 from callyard.serve.tokens import Tokens
 from callyard.worker.spawner import OutputCallback
 from callyard.worker.worker import Worker, print_output
@@ -139,7 +138,7 @@ class Server:
                 self.say("keys are kept in memory: after a restart nobody knows which calls have run")
             await self.worker.start()
             stack.push_async_callback(self._close_worker)
-            store = open_key_store(str(folder.keys) if self.config.store == SQLITE else self.config.store)
+            store = FolderKeyStore(folder) if self.config.store == SQLITE else open_key_store(self.config.store)
             self.store: KeyStore = MemoryKeyStore() if store is None else store
             self.keys = ServedKeys(self.store, self.config.audit_file)
             dispatcher = self.dispatcher = Dispatcher(
@@ -151,6 +150,8 @@ class Server:
             )
             await dispatcher.__aenter__()
             stack.push_async_callback(dispatcher.close, drain_deadline_ms=0)
+            if dispatcher.rates.shared is None and self._has_rates():
+                self.say("rates are kept in this process: a second server of these functions counts for itself")
             self.gateway: Gateway = gateway_of(self.config, dispatcher)
             self.kept = KeptResults(
                 folder.kept,
@@ -160,7 +161,6 @@ class Server:
             )
             await self.kept.open()
             stack.push_async_callback(self.kept.close)
-            self.gateway.on_orphan = self._keep_orphan
             if self.config.audit_file is not None:
                 audit = self.audit = AuditExporter(self.config.audit_file, required=self.config.audit_required)
                 stack.push_async_callback(asyncio.to_thread, audit.close, 1.0)
@@ -170,6 +170,10 @@ class Server:
             await self.worker.close(drain=False)
             await stack.aclose()
             raise
+
+    def _has_rates(self) -> bool:
+        declared = any(spec.promises.rate is not None for spec in self.worker.registry)
+        return declared or any(token.caller.rate for token in self.config.tokens.values())
 
     def _take_folder(self) -> StateFolder:
         if not self._next_folder:
@@ -257,10 +261,6 @@ class Server:
         if self._gates:
             await asyncio.wait(self._gates, timeout=_LAST_ANSWERS_S)
 
-    def _keep_orphan(self, request: ToolRequest, result: DispatchResult) -> None:
-        """Nobody was there to take this answer: whoever knows the call's id can read it for a time. Source: D56."""
-        self.kept.keep_soon(request.caller.tenant, result.call_id, encode_envelope(result))
-
     async def _close_worker(self) -> None:
         await self.worker.close(drain=False)
 
@@ -291,14 +291,17 @@ class Server:
             return False
         try:
             fresh = self._read_config()
+            if fresh.tokens == self.config.tokens:
+                return False
+            self.config = self.config.with_settings(tokens=fresh.tokens)
         except (CallyardError, OSError) as error:
             self.say(f"the settings stay as they are: {error}")
             return False
-        if fresh.tokens == self.config.tokens:
-            return False
-        self.config = self.config.with_settings(tokens=fresh.tokens)
         self.tokens.replace(fresh.tokens.values())
-        self.say(f"{len(fresh.tokens)} tokens are let in now")
+        if fresh.tokens:
+            self.say(f"{len(fresh.tokens)} tokens are let in now")
+        else:
+            self.say("there is no token any more: nobody is let in until there is one, or until a new start")
         return True
 
     async def _reload_when_asked(self) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from pathlib import Path
 from typing import Final
 
+from callyard.dispatch.stores.port import Claim, KeyScope, StoreUnavailable
+from callyard.dispatch.stores.sqlite import SqliteKeyStore
 from callyard.errors import UsageError
+from callyard.ids import CallId
 
+_log: Final = logging.getLogger("callyard.serve")
 LOCK_FILE: Final = "server.lock"
 KEYS_FILE: Final = "keys.db"
 KEPT_FOLDER: Final = "kept"
@@ -22,6 +27,7 @@ class StateFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock: int | None = lock
+        self._keys: os.stat_result | None = None
 
     @classmethod
     def take(cls, path: Path) -> StateFolder:
@@ -52,11 +58,58 @@ class StateFolder:
     def kept(self) -> Path:
         return self.path / KEPT_FOLDER
 
+    def remember_keys(self) -> None:
+        """The file of keys is there from now on."""
+        self._keys = self.keys.stat()
+
+    def find_loss(self) -> str:
+        """What was removed or replaced of it while it was in use, by its name alone, since callers are told; empty:
+        nothing. What goes on without that writes where nobody will ever look, beside a server that took the folder's
+        name meanwhile."""
+        if self._lock is None:
+            return ""
+        held = [(self.path / LOCK_FILE, os.fstat(self._lock))]
+        if self._keys is not None:
+            held.append((self.keys, self._keys))
+        for path, known in held:
+            try:
+                now = path.stat()
+            except OSError:
+                return f"{path.name} has gone"
+            if (now.st_dev, now.st_ino) != (known.st_dev, known.st_ino):
+                return f"{path.name} is another file"
+        return ""
+
     def release(self) -> None:
         """Idempotent."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+class FolderKeyStore(SqliteKeyStore):
+    """The keys in a server's folder. Raises `StoreUnavailable` for a claim once the folder, or the file, was taken from
+    under it: nobody would find that claim again, and who comes back with the key would be charged twice."""
+
+    def __init__(self, folder: StateFolder) -> None:
+        super().__init__(folder.keys)
+        self._folder = folder
+        self._is_told = False
+
+    async def open(self) -> None:
+        await super().open()
+        self._folder.remember_keys()
+
+    async def claim(
+        self, scope: KeyScope, fingerprint: str, call_id: CallId, *, idempotent: bool, unknown_ttl_ms: int
+    ) -> Claim:
+        loss = self._folder.find_loss()
+        if loss:
+            if not self._is_told:
+                self._is_told = True
+                _log.error("%s: %s; no call with a key runs until a new start", self._folder.path, loss)
+            raise StoreUnavailable(f"{loss} from the server's state folder: it must be started anew")
+        return await super().claim(scope, fingerprint, call_id, idempotent=idempotent, unknown_ttl_ms=unknown_ttl_ms)
 
 
 def folders_of(path: Path) -> list[Path]:

@@ -48,9 +48,11 @@ class HashedToken(msgspec.Struct, frozen=True):
 
 
 class Tokens:
-    """Who calls, by the token that was shown. Without any token in the config everybody is `anonymous`."""
+    """Who calls, by the token that was shown. Without any token in the config everybody is `anonymous`; once there was
+    one, nobody ever is: a file that was emptied, or cut short, lets nobody in."""
 
     def __init__(self, tokens: Iterable[HashedToken] = ()) -> None:
+        self.are_asked_for = False
         self.replace(tokens)
         self.anonymous = Caller()
         """Who shows none, where none is asked for."""
@@ -58,10 +60,7 @@ class Tokens:
     def replace(self, tokens: Iterable[HashedToken]) -> None:
         """From now on these are let in, and no others."""
         self._by_digest = {token.digest: token for token in tokens}
-
-    @property
-    def are_asked_for(self) -> bool:
-        return bool(self._by_digest)
+        self.are_asked_for = self.are_asked_for or bool(self._by_digest)
 
     def find(self, text: str) -> Caller | None:
         """None: nobody's token."""

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from callyard.dispatch.dispatcher import Dispatcher
 from callyard.dispatch.stores.port import Claimed, Conflicting, InFlight, Kept, StoreUnavailable
 from callyard.dispatch.stores.redis import PREFIX, RedisKeyStore
 from callyard.dispatch.stores.redis_link import mask_url
-from callyard.errors import Outcome, UsageError
-from callyard.ids import CallId
+from callyard.errors import ErrorKind, Outcome, UsageError
+from callyard.functions.registry import Registry
+from callyard.ids import CallId, Tenant
+from callyard.policy.rate import Rate
 from tests.contract.key_stores import (
     BOUND_S,
     MINUTE_MS,
@@ -550,3 +553,77 @@ def test_the_client_is_imported_when_it_is_used() -> None:
     program = "import sys, callyard.dispatch.stores.redis\nprint('redis' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == "False"
+
+
+# --- rates ----------------------------------------------------------------------------------------------------------
+
+
+TENANT = Tenant("a")
+
+
+@pytest.mark.requirement("D58")
+async def test_two_processes_share_a_rate(backing: RedisBacking) -> None:
+    first, second = await backing.open(), await backing.open()
+    rate = Rate.parse("3/h")
+    taken = [await store.take_place("tool:pay", TENANT, rate, 0) for store in (first, second, first)]
+    assert [(place.wait_ms, place.is_taken) for place in taken] == [(0, True)] * 3
+    over = await second.take_place("tool:pay", TENANT, rate, 1_000)
+    assert not over.is_taken
+    assert 1_100_000 < over.wait_ms <= 1_200_000
+    assert (await second.take_place("tool:pay", Tenant("b"), rate, 0)).is_taken
+    assert (await second.take_place("tool:other", TENANT, rate, 0)).is_taken
+
+
+@pytest.mark.requirement("D58")
+async def test_places_are_handed_out_in_order_and_the_newest_comes_back(backing: RedisBacking) -> None:
+    store = await backing.open()
+    rate = Rate.parse("1/h")
+    hour_ms = 3_600_000
+    places = [await store.take_place("tool:pay", TENANT, rate, 10 * hour_ms) for _ in range(3)]
+    assert [round(place.wait_ms / hour_ms) for place in places] == [0, 1, 2]
+    await store.give_place_back(places[1])  # not the newest: spent
+    await store.give_place_back(places[2])
+    await store.give_place_back(places[2])  # once is enough
+    again = await store.take_place("tool:pay", TENANT, rate, 10 * hour_ms)
+    assert round(again.wait_ms / hour_ms) == 2
+
+
+@pytest.mark.requirement("D58")
+async def test_a_rate_that_is_idle_is_forgotten_and_its_burst_is_whole_again(backing: RedisBacking) -> None:
+    store = await backing.open()
+    rate = Rate.parse("2/100ms")
+    assert [(await store.take_place("tool:quick", TENANT, rate, 0)).is_taken for _ in range(2)] == [True, True]
+
+    async def is_whole() -> bool:
+        return all([(await store.take_place("tool:quick", TENANT, rate, 0)).is_taken for _ in range(2)])
+
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.sleep(0.2)
+        while not await is_whole():
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.requirement("D58")
+async def test_two_dispatchers_over_one_server_keep_one_rate(backing: RedisBacking) -> None:
+    registry = Registry()
+    registry.add_tool("pay", lambda _: 1, input_schema={"type": "object"}, rate="2/h", isolation="inline")
+    one, other = Dispatcher(registry, store=await backing.open()), Dispatcher(registry, store=await backing.open())
+    async with one, other:
+        ends = [await dispatcher.dispatch("pay") for dispatcher in (one, other, one, other)]
+    assert [end.ok for end in ends] == [True, True, False, False]
+    assert ends[3].error is not None
+    assert ends[3].error.kind is ErrorKind.RATE_LIMITED
+    assert ends[3].error.details["retry_after_ms"] > 1_000_000
+
+
+@pytest.mark.requirement("D58")
+async def test_while_the_server_is_out_of_reach_each_process_counts_for_itself(
+    own_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+    registry.add_tool("pay", lambda _: 1, input_schema={"type": "object"}, rate="1/h", isolation="inline")
+    store = RedisKeyStore(own_server.url, timeout_ms=500)
+    async with Dispatcher(registry, store=store) as dispatcher:
+        own_server.stop()
+        assert [(await dispatcher.dispatch("pay")).ok for _ in range(3)] == [True, False, False]
+        assert caplog.text.count("rates are kept in this process alone") == 1

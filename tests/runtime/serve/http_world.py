@@ -189,7 +189,7 @@ async def served(
         gateway.seal()
         gateway.abort()
         await until(lambda: gateway.statistics().permits == 0)
-        assert gate._running == {}
+        assert gate._progress == {}
 
 
 Wait = Callable[[], Awaitable[None]]

@@ -197,6 +197,10 @@ def test_new_code_and_new_tokens_by_sighup(target: Path) -> None:
         server.process.send_signal(signal.SIGHUP)
         server.wait_said("reload failed, the old version goes on: .*functions.py")
         assert server.call("version", token=first).result(TIMEOUT_S) == (200, 2)
+        config.write_text("")  # an editor that has begun to write
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_said("there is no token any more: nobody is let in")
+        assert server.call("version").result(TIMEOUT_S)[0] == 401
         server.process.terminate()
         assert server.end() == 143
         assert first not in "".join(server.said)

@@ -78,6 +78,26 @@ def add_tools(tools: Tools) -> None:
 ADD = request_bytes("POST", "/tools/add", {"a": 1})
 
 
+@pytest.mark.requirement("D33", "D36")
+async def test_what_is_offered_as_something_else_is_no_tool() -> None:
+    registry = Tools()
+    ran: list[str] = []
+
+    @registry.prompt
+    def greet(who: str) -> str:
+        ran.append(who)
+        return f"hello {who}"
+
+    async with served(registry) as world:
+        reply = await world.ask("POST", "/tools/greet", {"who": "x"})
+        assert (reply.status, reply.json["error"]["kind"]) == (404, "not_found")
+        batch = [{"jsonrpc": "2.0", "id": n, "method": "greet", "params": {"who": "x"}} for n in range(3)]
+        batch.append({"jsonrpc": "2.0", "id": 3, "method": "add", "params": {"a": 1}})
+        answers = (await world.ask("POST", "/rpc", batch)).json
+        assert [one.get("error", {}).get("code") for one in answers] == [-32601, -32601, -32601, None]
+    assert ran == []
+
+
 def instead(answer: Callable[[ToolRequest], DispatchResult]) -> Callable[[Gateway], None]:
     """A gateway that answers calls by itself."""
 
@@ -371,7 +391,7 @@ async def test_a_call_is_shown_and_cancelled_by_its_tenant_only() -> None:
         peer = await world.connect()
         await peer.send(request_bytes("POST", "/tools/hold", {}, mine))
         await until(lambda: tools.now == 1)
-        call_id = next(iter(world.gate._running))
+        call_id = next(iter(world.gateway._inside))
         path = f"/calls/{call_id}"
         assert (await world.ask("GET", path, headers=other)).status == 404
         assert (await world.ask("DELETE", path, headers=other)).status == 404
@@ -520,6 +540,11 @@ async def test_a_failure_is_the_last_event() -> None:
         ({"type": "file", "text": "<script>", "mime_type": "text/html"}, b"<script>", "text/html"),
         (
             {"type": "file", "data": "AAE=", "mime_type": "x/y\r\nset-cookie: a"},
+            b"\x00\x01",
+            "application/octet-stream",
+        ),
+        (
+            {"type": "file", "data": "AAE=", "mime_type": "text/html\r\n;\r\ncharset=x"},
             b"\x00\x01",
             "application/octet-stream",
         ),

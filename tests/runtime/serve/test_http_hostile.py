@@ -16,7 +16,9 @@ import pytest
 from callyard.errors import UsageError
 from callyard.functions.registry import Registry
 from callyard.serve.config import Address
+from callyard.serve.gateway import Caller
 from callyard.serve.guard import Refusal
+from callyard.serve.kept import READING_BYTES_MAX, KeptResults
 from callyard.serve.listener import Listener, ListenerLimits, PeerWatch
 
 from .http_world import Peer, World, on_both_loops, request_bytes, served, token, until
@@ -312,6 +314,9 @@ async def test_what_is_not_taken_says_why(method: str, path: str, headers: dict[
         ({}, "localhost", "http://localhost.evil.example", 403),
         ({}, "localhost", "http://evil.example/localhost", 403),
         ({}, "localhost", "http://[", 403),
+        ({}, "localhost", "http://evil.example@localhost", 403),
+        ({}, "localhost", "//localhost", 403),
+        ({}, "localhost", "capacitor://localhost", 403),
         ({"allowed_hosts": ("tools.example",)}, "tools.example:443", None, 200),
         ({"allowed_hosts": ("tools.example",)}, "localhost", None, 200),
         ({"allowed_origins": ("https://app.example",)}, "localhost", "https://app.example", 200),
@@ -562,3 +567,63 @@ async def test_tls(tmp_path: Path) -> None:
         await peer.close()
         await listener.close()
         assert listener.connections == 0
+
+
+# --- what says two things, or more than it may ----------------------------------------------------------------------
+
+
+@on_both_loops
+@pytest.mark.requirement("D36", "R110")
+async def test_a_body_where_none_belongs_is_refused_unread() -> None:
+    """Nobody would bound it, or the time that it takes."""
+    reads: list[str] = []
+
+    async def reads_all(scope: Any, receive: Any, send: Any) -> None:
+        reads.append((await receive())["type"])
+
+    async with served(Tools(), mcp_app=reads_all) as world:
+        for method in ("GET", "DELETE", "PUT"):
+            for said in ({"content-length": "3000000"}, {"transfer-encoding": "chunked"}):
+                peer = await world.connect()
+                await peer.send(request_bytes(method, "/mcp", None, said) + b"1\r\nx\r\n" * 1_000)
+                assert (await peer.reply()).status == (405 if method == "PUT" else 400)
+        assert (await world.ask("GET", "/tools", headers={"content-length": "0"})).status == 200
+        assert reads == []
+
+
+@pytest.mark.requirement("D36", "D55")
+@pytest.mark.parametrize("name", ["Idempotency-Key", "X-Callyard-Owner", "X-Callyard-Timeout-Ms", "Mcp-Session-Id"])
+async def test_what_decides_over_a_call_is_said_once(name: str) -> None:
+    registry = Tools()
+    async with served(registry) as world:
+        peer = await world.connect()
+        head, _, body = request_bytes("POST", "/tools/any_value", {}, {name: "1"}).partition(b"\r\n\r\n")
+        await peer.send(head + f"\r\n{name}: 2\r\n\r\n".encode() + body)
+        reply = await peer.reply()
+        assert (reply.status, registry.ran) == (400, 0)
+        assert "stands twice" in reply.json["error"]["message"]
+
+
+@on_both_loops
+@pytest.mark.requirement("D36")
+async def test_large_results_that_nobody_reads_take_bounded_room(tmp_path: Path) -> None:
+    kept = KeptResults(tmp_path / "kept", max_result_bytes=1_024, kept_ms=60_000, bytes_max=1 << 30)
+    await kept.open()
+    async with served(Tools(), kept=kept) as world:
+        size = READING_BYTES_MAX // 4 + 1
+        uri = f"/results/{await kept.put(Caller(), b'1' * size)}"
+        sleepers = [await world.connect() for _ in range(3)]
+        for peer in sleepers:
+            peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await peer.send(request_bytes("GET", uri))
+        await until(lambda: kept.reading_bytes == 3 * size)
+        refused = await world.ask("GET", uri)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        await still_answers(world)
+        for peer in sleepers:
+            peer.vanish()
+        await until(lambda: kept.reading_bytes == 0)
+        whole = await world.ask("GET", uri)
+        assert (whole.status, len(whole.body), whole.headers["content-length"]) == (200, size, str(size))
+        await until(lambda: kept.reading_bytes == 0)
+    await kept.close()

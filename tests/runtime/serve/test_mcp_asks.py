@@ -17,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from callyard.errors import ErrorKind
 from callyard.functions.ports import AskRefused
 from callyard.serve.gateway import ToolRequest
+from callyard.serve.mcp_calls import suspended_max_of
 from tests.runtime.serve.mcp_world import LEGACY, MODERN, Failed, Script, serving, until
 
 both = pytest.mark.parametrize("mode", [LEGACY, MODERN])
@@ -338,3 +339,46 @@ async def test_a_call_whose_client_leaves_while_it_goes_on_is_lost() -> None:
         await until(lambda: any(run.teller for run in world.gate.calls.runs.values()))
         going_on.cancel()
         await until(lambda: world.gateway.lost)
+
+
+@both
+@pytest.mark.requirement("D33", "D44")
+async def test_one_token_leaves_others_their_turn_to_ask(mode: str) -> None:
+    """Each question holds a place in an executor until it is answered."""
+    silent = asyncio.Event()
+    told: list[str] = []
+
+    async def never(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
+        await silent.wait()
+        return types.ElicitResult(action="decline")
+
+    async def asks(request: ToolRequest) -> str:
+        try:
+            await ask(request, "elicit", **NAME)
+        except AskRefused as refused:
+            told.append(str(refused))
+            return "refused"
+        return "answered"
+
+    async with serving(scripts={"asks": asks}, suspended_max=8) as world:
+        async with (
+            world.client(mode, "one", elicitation_callback=never) as one,
+            world.client(mode, "two", **ANSWERS) as two,
+        ):
+            waiting = [asyncio.ensure_future(call_by_hand(one, "asks")) for _ in range(2)]
+            await until(lambda: sum(len(x) for x in (world.gate.calls.runs, world.gate.calls._asking)) == 2)
+            assert text_of(await call_by_hand(one, "asks")) == "refused"
+            theirs = await call_by_hand(two, "asks")
+            assert theirs.result_type == "input_required" if mode == MODERN else text_of(theirs) == "answered"
+            silent.set()
+            await asyncio.wait(waiting)
+            if mode == LEGACY:
+                assert world.gate.calls._asking == {}
+        world.gate.calls.close()
+    assert told[0] == "2 calls of this token wait for answers already"
+
+
+@pytest.mark.requirement("D33")
+def test_questions_leave_half_of_the_places_to_calls_that_run() -> None:
+    assert [suspended_max_of(capacity, 1_024) for capacity in (1, 128, 256, 10_000)] == [1, 64, 128, 256]
+    assert suspended_max_of(10_000, 10) == 5

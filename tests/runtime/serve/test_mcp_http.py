@@ -361,6 +361,35 @@ async def test_sessions_have_a_cap() -> None:
             await opened(world)
 
 
+@pytest.mark.requirement("D33", "D44")
+async def test_one_token_leaves_others_a_session() -> None:
+    async with serving(tools(), app_options={"sessions_max": 8}) as world:
+        first = await opened(world, "one")
+        await opened(world, "one")
+        with pytest.raises(AssertionError, match="Too many open sessions of this token"):
+            await opened(world, "one")
+        await opened(world, "two")
+        async with create_mcp_http_client() as http:
+            await http.delete(world.url, headers=first)
+        await opened(world, "one")
+
+
+@pytest.mark.requirement("D33", "D55")
+async def test_two_keys_of_one_call_are_refused() -> None:
+    key = '"callyard/idempotencyKey"'
+    body = (
+        '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add","arguments":{"a":1,"b":2},'
+        f'"_meta":{{{key}:"one",{key}:"two"}}}}}}'
+    )
+    async with serving(tools()) as world, create_mcp_http_client() as http:
+        headers = await opened(world) | {"content-type": "application/json"}
+        refused = await http.post(world.url, content=body, headers=headers)
+        taken = await http.post(world.url, content=body.replace(f',{key}:"two"', ""), headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, -32600)
+        assert "stands twice" in refused.json()["error"]["message"]
+        assert (taken.status_code, len(world.gateway.requests)) == (200, 1)
+
+
 @pytest.mark.requirement("D33")
 async def test_long_lists_have_pages() -> None:
     registry = Registry()

@@ -344,6 +344,15 @@ async def test_memory_is_used_on_request_and_with_a_warning(target: Path) -> Non
         assert not (target.parent / "state" / "keys.db").exists()
 
 
+@pytest.mark.requirement("D58")
+@pytest.mark.parametrize("rate", ["", "10/s"])
+async def test_rates_that_no_store_shares_are_said_to_be_this_processs_own(target: Path, rate: str) -> None:
+    if rate:
+        target.write_text(target.read_text() + f"\n\n@function(rate='{rate}')\ndef rated() -> int:\n    return 1\n")
+    async with started(target) as running:
+        assert any("rates are kept in this process" in line for line in running.said) is bool(rate)
+
+
 def _tables(path: Path) -> list[str]:
     connection = sqlite3.connect(path)
     try:

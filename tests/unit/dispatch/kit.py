@@ -13,7 +13,14 @@ from callyard.dispatch.dispatcher import Dispatcher
 from callyard.dispatch.events import DispatchEvent
 from callyard.errors import CallFailure, ErrorKind, fail
 from callyard.functions.function import Promises
-from callyard.functions.ports import CallContext, CallEventPayload, CallOutcome, CancelReason, SubcallEvent
+from callyard.functions.ports import (
+    AskCallback,
+    CallContext,
+    CallEventPayload,
+    CallOutcome,
+    CancelReason,
+    SubcallEvent,
+)
 from callyard.functions.registry import FunctionSpec, Registry, UnknownFunction
 from callyard.ids import Digest, FunctionId, RequestId
 from callyard.testing.virtual_time import VirtualTimers
@@ -115,6 +122,9 @@ class FakeRunner:
         self.contexts: list[CallContext] = []
         self.budgets: list[int] = []
         self.cancels: list[CancelReason] = []
+        self.on_event: Callable[[CallEventPayload], None] | None = None
+        """Of the newest attempt, and its way to ask."""
+        self.on_ask: AskCallback | None = None
         self.pins = 0
         self.unconfirmed = False
         """Cancellations are taken and never confirmed."""
@@ -144,8 +154,10 @@ class FakeRunner:
         context: CallContext | None = None,
         on_event: Callable[[CallEventPayload], None] | None = None,
         on_subcall: Callable[[SubcallEvent], None] | None = None,
+        on_ask: AskCallback | None = None,
     ) -> CallOutcome:
         assert context is not None
+        self.on_event, self.on_ask = on_event, on_ask
         self.contexts.append(context)
         self.budgets.append(budget_ms)
         stopped: asyncio.Future[CallOutcome] = asyncio.get_running_loop().create_future()

@@ -118,10 +118,10 @@ async def nothing_left(scene: Scene) -> None:
 
 
 async def over_the_rate(scene: Scene) -> None:
-    limiter = scene.dispatcher._admission
+    limiter = scene.dispatcher.rates
     for _ in range(3):
         await scene.dispatcher.dispatch("tool", {})
-    assert limiter._rates
+    assert limiter._limiters
 
 
 async def slot_taken(scene: Scene) -> None:

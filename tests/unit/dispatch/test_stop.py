@@ -212,7 +212,7 @@ async def test_a_call_cancelled_before_it_ran_gives_back_all_that_it_took(where:
     assert stage.work.begun == 0
     await assert_key_is_free(stage, kept=False)
     if where is in_rate_wait:  # its place in the rate is another's
-        assert stage.dispatcher._admission._rates["rated"][1].peek("default", now_ms()) <= 3_600_000
+        assert stage.dispatcher.rates._limiters["tool", "rated"][1].peek("default", now_ms()) <= 3_600_000
 
 
 @pytest.mark.requirement("D41", "D22")

@@ -16,6 +16,7 @@ import pytest
 from callyard.errors import UsageError
 from callyard.functions.bundle import Bundle
 from callyard.functions.checking import LocalHandler
+from callyard.functions.contents import Image, encode_result, read_contents
 from callyard.functions.encoding import ResultMisfit
 from callyard.functions.function import Promises, function
 from callyard.functions.json_schema import BadSchema
@@ -588,6 +589,18 @@ def test_results_are_checked_for_size_and_by_their_schema() -> None:
         handler_of(spec).encode({"n": float("nan")})
     with pytest.raises(ResultMisfit, match="max_result_bytes"):
         handler_of(spec).encode("x" * 200)
+
+
+@pytest.mark.requirement("D26")
+def test_contents_pass_whatever_schema_a_result_has() -> None:
+    def mixed() -> list[Any]: ...
+
+    spec = Registry().add_function(mixed)
+    output = encode_result(["a text", Image(b"\x89PNG", "image/png")], 10_000)
+    assert read_contents(output) is not None
+    spec.check_result(output)
+    with pytest.raises(ResultMisfit, match="output schema"):  # what only looks like contents is a value like any other
+        spec.check_result(output.replace(b'"type"', b'"typ"', 1))
 
 
 @pytest.mark.requirement("D26")

@@ -371,11 +371,12 @@ async def test_a_lost_connection_stops_what_is_promised_and_lets_the_other_run_o
     registry = Registry()
     safe, unsafe = add_work(registry, "safe", idempotent=True), add_work(registry, "unsafe")
     async with opened(registry) as gateway:
-        orphans: list[tuple[str, DispatchResult]] = []
-        gateway.on_orphan = lambda request, result: orphans.append((request.tool, result))
         told: list[float] = []
-        for name in ("safe", "unsafe"):
-            calling = asyncio.ensure_future(call(gateway, name, on_progress=lambda *told_: told.append(told_[0])))
+        ids = [gateway.next_id() for _ in range(2)]
+        for name, call_id in zip(("safe", "unsafe"), ids, strict=True):
+            calling = asyncio.ensure_future(
+                call(gateway, name, call_id=call_id, on_progress=lambda *told_: told.append(told_[0]))
+            )
             await spin()
             calling.cancel()
             await asyncio.wait({calling})
@@ -386,8 +387,51 @@ async def test_a_lost_connection_stops_what_is_promised_and_lets_the_other_run_o
         assert gateway.statistics().lost_total == 2
         assert await gateway.wait_idle(60_000)
         assert unsafe.ended == 1
-        assert [(name, result.ok) for name, result in orphans] == [("safe", False), ("unsafe", True)]
         assert told == []
+        assert await gateway.find_end(Caller(), ids[0]) is None
+        kept = await gateway.find_end(Caller(), ids[1])
+        assert kept is not None
+        assert (kept.call_id, kept.value) == (ids[1], 1)
+        assert await gateway.find_end(Caller(tenant=Tenant("other")), ids[1]) is None
+        assert await gateway.find_end(Caller(tools=("safe",)), ids[1]) is None
+
+
+@pytest.mark.requirement("D44", "D56")
+@virtual_time
+async def test_no_callers_key_is_read_by_way_of_a_calls_id() -> None:
+    registry, _ = registry_of()
+    async with opened(registry) as gateway:
+        for key in ("order-7", "0123456789-7"):
+            assert (await call(gateway, key=key)).ok
+            assert await gateway.find_end(Caller(), key) is None
+
+
+@pytest.mark.requirement("R108")
+@virtual_time
+async def test_a_permit_goes_back_when_the_first_attempt_begins() -> None:
+    registry, work = registry_of(wait_ms=1_000)
+    dispatcher_slots = 1
+    async with opened(registry, jobs_max=4, slots=dispatcher_slots) as gateway:
+        calls = [asyncio.ensure_future(call(gateway, connection=number)) for number in range(10)]
+        await spin()
+        seen = gateway.statistics()
+        assert (work.inside, seen.permits, seen.waiting) == (1, 4, 5)
+        await asyncio.gather(*calls)
+        assert gateway.statistics().permits == 0
+
+
+@pytest.mark.requirement("R109")
+@virtual_time
+async def test_duplicates_of_a_keyed_call_wait_without_permits() -> None:
+    registry, work = registry_of(wait_ms=1_000)
+    other = add_work(registry, "other", 10)
+    async with opened(registry, jobs_max=2) as gateway:
+        calls = [asyncio.ensure_future(call(gateway, key="k", connection=number)) for number in range(50)]
+        await spin(200)
+        assert gateway.statistics().permits == 0
+        assert (await call(gateway, "other", connection="another")).ok
+        assert all(result.ok for result in await asyncio.gather(*calls))
+        assert (work.begun, other.begun) == (1, 1)
 
 
 @virtual_time

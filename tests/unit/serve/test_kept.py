@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from callyard.dispatch.outcomes import DispatchError, Ok
-from callyard.errors import ErrorKind, UsageError, fail
+from callyard.errors import CallError, ErrorKind, UsageError, fail
 from callyard.ids import CallId, Tenant
+from callyard.serve import kept as module
 from callyard.serve.gateway import Caller
 from callyard.serve.kept import KeptResults, encode_envelope
 from callyard.timers import LoopTimers
@@ -169,3 +170,27 @@ def test_envelopes_say_no_more_than_a_caller_may_read() -> None:
     assert (told["ok"], told["error"]["kind"]) == (False, "internal")
     assert "secret" not in str(told)
     assert "private" not in str(told)
+
+
+@pytest.mark.requirement("D36")
+async def test_answers_under_way_have_room_and_give_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READING_BYTES_MAX", 5_000)
+    async with opened(tmp_path) as kept:
+        kept_id = await kept.put(ACME, b"1" * 3_000)
+        end = kept.begin_reading(ACME, kept_id)
+        with pytest.raises(CallError) as refused:
+            kept.begin_reading(ACME, kept_id)
+        assert refused.value.failure.kind is ErrorKind.UNAVAILABLE
+        kept.begin_reading(OTHER, kept_id)()  # there is none for it: it takes no room
+        end()
+        end()
+        assert kept.reading_bytes == 0
+        kept.begin_reading(ACME, kept_id)()
+
+
+async def test_one_larger_than_all_room_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READING_BYTES_MAX", 1_000)
+    async with opened(tmp_path) as kept:
+        end = kept.begin_reading(ACME, await kept.put(ACME, b"1" * 3_000))
+        assert kept.reading_bytes == 3_000
+        end()

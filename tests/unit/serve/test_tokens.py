@@ -94,3 +94,19 @@ def test_globs(globs: tuple[str, ...], seen: tuple[str, ...], not_seen: tuple[st
     assert all(caller.sees(name) for name in seen)
     assert not any(caller.sees(name) for name in not_seen)
     assert caller.is_limited == ("*" not in globs)
+
+
+@pytest.mark.requirement("D36", "D44")
+def test_once_a_token_is_asked_for_nobody_is_anonymous_again() -> None:
+    """A file that was emptied, or is just being written, opens nothing."""
+    token = new_token()
+    known = read_token("ci", {"hash": f"sha256:{hash_token(token).hex()}", "tenant": "acme"})
+    tokens = Tokens()
+    assert tokens.find_bearer(None) == tokens.anonymous
+    tokens.replace([known])
+    assert tokens.find_bearer(None) is None
+    tokens.replace([])
+    assert tokens.are_asked_for
+    assert (tokens.find_bearer(None), tokens.find(token)) == (None, None)
+    tokens.replace([known])
+    assert tokens.find(token) == known.caller

@@ -131,6 +131,11 @@ class MemoryKeyStore:
         self._put_end(scope, record, end, ttl_ms)
         return True
 
+    async def find(self, scope: KeyScope) -> KeyEnd | None:
+        self._expire()
+        record = self._records.get(scope)
+        return None if record is None or record.ended is None else decode_end(record.call_id, record.ended)
+
     async def unknown(self, tenant: Tenant | None = None, limit: int = 1_000) -> list[KeyRecord]:
         self._expire()
         found = [

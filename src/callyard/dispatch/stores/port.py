@@ -8,12 +8,13 @@ Source: tool-dispatch D16-D21, D55.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from callyard.errors import CallFailure, CallyardError
 from callyard.ids import CallId, Tenant
+from callyard.policy.rate import Rate
 
 
 class StoreUnavailable(CallyardError):
@@ -81,6 +82,30 @@ class KeyRecord(msgspec.Struct, frozen=True):
     expires_at_ms: int
 
 
+class SharedPlace(msgspec.Struct, frozen=True):
+    """What a shared rate gave, or when it would have."""
+
+    wait_ms: int
+    is_taken: bool
+    name: str = ""
+    mark: str = ""
+    """What the store knows it by."""
+
+
+@runtime_checkable
+class SharedRates(Protocol):
+    """A store that several processes share keeps their rates, too (D58). By the server's clock."""
+
+    async def take_place(self, name: str, tenant: Tenant, rate: Rate, wait_ms_max: int) -> SharedPlace:
+        """A place of the tenant's under that rate: `wait_ms` is how long to wait for it. More than `wait_ms_max`:
+        none is taken."""
+        ...
+
+    async def give_place_back(self, place: SharedPlace) -> None:
+        """It will not be used. Only the newest comes back; an earlier one is spent all the same."""
+        ...
+
+
 class KeyStore(Protocol):
     """Raises `StoreUnavailable` from each method when what it stands on is out of reach."""
 
@@ -105,6 +130,9 @@ class KeyStore(Protocol):
 
     async def resolve(self, scope: KeyScope, end: KeyEnd | None, ttl_ms: int) -> bool:
         """Put an end in place of an unknown one, or free the key (None). False: nothing unknown is kept there."""
+
+    async def find(self, scope: KeyScope) -> KeyEnd | None:
+        """The end that is kept under a key. None: it is free, in flight, or forgotten."""
 
     async def unknown(self, tenant: Tenant | None = None, limit: int = 1_000) -> list[KeyRecord]:
         """The kept ends whose outcome is unknown, oldest first."""

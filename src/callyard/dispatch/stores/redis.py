@@ -28,6 +28,7 @@ from callyard.dispatch.stores.port import (
     KeyEnd,
     KeyRecord,
     KeyScope,
+    SharedPlace,
     StoreUnavailable,
 )
 from callyard.dispatch.stores.records import (
@@ -42,12 +43,24 @@ from callyard.dispatch.stores.redis_link import AGAIN, RedisLink, Refused
 from callyard.dispatch.stores.waiters import Waiters
 from callyard.errors import UsageError
 from callyard.ids import CallId, Tenant
+from callyard.policy.rate import Rate
 
 logger = logging.getLogger(__name__)
 
 PREFIX: Final = "callyard:"
 VERSION_MIN: Final = 6
-_SCRIPTS: Final = ("CLAIM", "RELEASE", "SETTLE", "RESOLVE", "WATCH", "RENEW", "LIST_UNKNOWN")
+_SCRIPTS: Final = (
+    "CLAIM",
+    "RELEASE",
+    "SETTLE",
+    "RESOLVE",
+    "WATCH",
+    "RENEW",
+    "FIND",
+    "LIST_UNKNOWN",
+    "TAKE_PLACE",
+    "GIVE_PLACE_BACK",
+)
 _RENEWED_PER_SCRIPT: Final = 200
 _LISTED_PER_SCRIPT: Final = 200
 _STREAM_ENTRIES_MAX: Final = 10_000
@@ -195,6 +208,10 @@ class RedisKeyStore:
     async def resolve(self, scope: KeyScope, end: KeyEnd | None, ttl_ms: int) -> bool:
         return bool(await self._run("RESOLVE", scope, self._end_args(end, ttl_ms)))
 
+    async def find(self, scope: KeyScope) -> KeyEnd | None:
+        found = await self._run("FIND", scope, [])
+        return None if found is None else decode_end(CallId(found[0].decode()), found[1])
+
     async def unknown(self, tenant: Tenant | None = None, limit: int = 1_000) -> list[KeyRecord]:
         records: list[KeyRecord] = []
         start = 0
@@ -208,6 +225,17 @@ class RedisKeyStore:
             if looked_at < _LISTED_PER_SCRIPT:
                 break
         return records[:limit]
+
+    # ---- rates
+
+    async def take_place(self, name: str, tenant: Tenant, rate: Rate, wait_ms_max: int) -> SharedPlace:
+        key = f"{self._prefix}rate:{rate}:{_escape(tenant)}:{name}"
+        wait_ms, mark = await self._run("TAKE_PLACE", None, [rate.count, rate.per_ms, wait_ms_max], record=key)
+        return SharedPlace(wait_ms, bool(mark), key, f"{rate.per_ms}:{mark.decode()}")
+
+    async def give_place_back(self, place: SharedPlace) -> None:
+        per_ms, _, mark = place.mark.partition(":")
+        await self._run("GIVE_PLACE_BACK", None, [mark, per_ms], record=place.name)
 
     # ---- claims
 
@@ -325,16 +353,18 @@ class RedisKeyStore:
 
     # ---- steps
 
-    async def _run(self, script: str, scope: KeyScope | None, args: Sequence[Any], keys: Sequence[str] = ()) -> Any:
+    async def _run(
+        self, script: str, scope: KeyScope | None, args: Sequence[Any], keys: Sequence[str] = (), *, record: str = ""
+    ) -> Any:
+        """`record`: the first key, where it is no scope's."""
         fixed = (self._prefix + "leases", self._prefix + "unknown")
         return await self._link.run(
-            script, ["" if scope is None else self._name(scope), *fixed, *keys], [LOST_END, *args]
+            script, [record if scope is None else self._name(scope), *fixed, *keys], [LOST_END, *args]
         )
 
     def _name(self, scope: KeyScope) -> str:
         """No two scopes have one name: the tenant's own colons are escaped, a tool's name has none."""
-        tenant = scope.tenant.replace("%", "%25").replace(":", "%3A")
-        return f"{self._prefix}key:{tenant}:{scope.tool}:{scope.key}"
+        return f"{self._prefix}key:{_escape(scope.tenant)}:{scope.tool}:{scope.key}"
 
     def _end_args(self, end: KeyEnd | None, ttl_ms: int) -> list[Any]:
         """state, call, end, ttl, id of this step, whether the output was too large to keep, whether asked again."""
@@ -347,6 +377,10 @@ class RedisKeyStore:
     def _next_id(self) -> str:
         self._asked += 1
         return f"{self._holder}-{self._asked}"
+
+
+def _escape(tenant: Tenant) -> str:
+    return tenant.replace("%", "%25").replace(":", "%3A")
 
 
 def _read_record(fields: list[bytes]) -> KeyRecord:

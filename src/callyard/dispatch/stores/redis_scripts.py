@@ -141,6 +141,46 @@ return 1
 """
 )
 
+# KEYS[1] is the rate's hash: `t0`, when it began to be used after it was idle, and `n`, what was taken since then, in
+# units of 1/count ms, in which every sum is whole (`policy.rate`).
+TAKE_PLACE: Final = (
+    _COMMON
+    + """
+local count, per, patience = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local r = redis.call('HMGET', record, 't0', 'n')
+local t0, n = tonumber(r[1] or now), tonumber(r[2] or 0)
+if n <= (now - t0) * count then t0, n = now, 0 end
+local at = math.max(now, t0 + math.ceil((n - per * (count - 1)) / count))
+if at - now > patience then return {at - now, ''} end
+n = n + per
+redis.call('HSET', record, 't0', t0, 'n', n)
+redis.call('PEXPIREAT', record, t0 + math.ceil(n / count) + 1)
+return {at - now, string.format('%.0f-%.0f', t0, n)}
+"""
+)
+
+GIVE_PLACE_BACK: Final = (
+    _COMMON
+    + """
+local mark, per = ARGV[2], tonumber(ARGV[3])
+local r = redis.call('HMGET', record, 't0', 'n')
+if not r[1] or string.format('%.0f-%.0f', tonumber(r[1]), tonumber(r[2])) ~= mark then return 0 end
+redis.call('HSET', record, 'n', tonumber(r[2]) - per)
+return 1
+"""
+)
+
+FIND: Final = (
+    _COMMON
+    + """
+local lost_end = ARGV[1]
+lapse(record, lost_end)
+local r = redis.call('HMGET', record, 'st', 'call', 'end')
+if not r[1] or r[1] == 'r' then return false end
+return {r[2], r[3]}
+"""
+)
+
 # How long the claim may still stand, in milliseconds, and from now on its end is told; -1: it stands no more.
 WATCH: Final = (
     _COMMON

@@ -176,6 +176,9 @@ class SqliteKeyStore:
     async def resolve(self, scope: KeyScope, end: KeyEnd | None, ttl_ms: int) -> bool:
         return await self._submit(partial(_resolve, scope, self._now_ms(), self._end_row(end, ttl_ms)))
 
+    async def find(self, scope: KeyScope) -> KeyEnd | None:
+        return await self._submit(partial(_find, scope, self._now_ms()))
+
     async def unknown(self, tenant: Tenant | None = None, limit: int = 1_000) -> list[KeyRecord]:
         return await self._submit(partial(_list_unknown, self._now_ms(), tenant, limit))
 
@@ -417,6 +420,13 @@ def _resolve(scope: KeyScope, now_ms: int, end: _EndRow | None, connection: sqli
         return False
     _put_end(found[0], found[1], end, connection)
     return True
+
+
+def _find(scope: KeyScope, now_ms: int, connection: sqlite3.Connection) -> KeyEnd | None:
+    found = connection.execute(_FIND, (scope.tenant, scope.tool, scope.key)).fetchone()
+    if found is None or found[3] is None or found[4] <= now_ms:
+        return None
+    return decode_end(CallId(found[2]), found[3])
 
 
 def _put_end(fence: int, idempotent: bool, end: _EndRow | None, connection: sqlite3.Connection) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from callyard.errors import ErrorKind
 from callyard.functions.encoding import ResultMisfit, encode_value
-from callyard.functions.ports import AskRefused
+from callyard.functions.ports import AskRefused, nobody_to_ask
 from callyard.worker.io.port import IoFailure, IoScope, Provider, Reply, decode_request
 
 
@@ -17,14 +17,10 @@ class ClientProvider(Provider):
     is_interactive: ClassVar[bool] = True
 
     async def perform(self, operation: str, request: bytes, body: bytes | None, scope: IoScope) -> Reply:
-        if scope.ask is None:
-            raise IoFailure(
-                ErrorKind.DENIED,
-                f"{operation}: there is nobody to ask; a call can ask its client when it came by a gate whose clients "
-                "answer questions, such as MCP",
-            )
         params = decode_request(request, dict[str, Any], operation)
         try:
+            if scope.ask is None:
+                raise nobody_to_ask(operation)
             answer = await scope.ask(operation, params)
         except AskRefused as refused:
             raise IoFailure(refused.kind, str(refused), retryable=refused.retryable) from None
