@@ -156,6 +156,28 @@ WORKER: dict[str, Message] = {
         },
         call_id="run-1-2",
     ),
+    "execute_call_check_only": envelope(
+        "ExecuteCall",
+        {
+            "task_id": "run-1",
+            "function_id": "assess",
+            "function_code_digest": DIGEST,
+            "attempt_seq": 1,
+            "args": Raw("[]"),
+            "check_only": True,
+        },
+        call_id="run-1-2",
+    ),
+    "execute_calls_check_only": envelope(
+        "ExecuteCalls",
+        {
+            "task_id": "run-1",
+            "function_id": "distance",
+            "function_code_digest": DIGEST,
+            "calls": [{"call_id": "run-1-0", "attempt_seq": 1, "args": Raw("[]")}],
+            "check_only": True,
+        },
+    ),
     "execute_calls_events": envelope(
         "ExecuteCalls",
         {

@@ -33,6 +33,10 @@ FIRST: Final = {
     "default_max_attempts": "most attempts of a call that may be retried",
     "executor_memory_high_watermark": "an executor above this resident size, in bytes, takes no more calls; 0: off",
     "executor_nice": "how far executors step back behind other processes (`nice`); `callyard serve` says 5",
+    "executor_python": (
+        "the interpreter of executors: a path, a virtual environment, a command, or `auto`, with which commands begin "
+        "(`$VIRTUAL_ENV`, else `.venv` in the target's project, else our own); empty: that of the worker"
+    ),
     "start_timeout_ms": "time to import the functions' file",
     "audit_timeout_ms": "time of one try of an audit policy; without a verdict it is tried twice more",
     "drain_deadline_ms": "what running calls get when the worker closes, before they are cancelled",
@@ -125,10 +129,13 @@ OF_DISPATCHERS: Final = {
     "queued_max": "calls that wait for a turn, a seat or a slot; one more is `unavailable`",
     "queue_wait_ms_max": "longest wait before the first attempt",
     "attempt_min_ms": "no attempt starts with less time left than this",
+    "ask_timeout_ms": "how long a question to the caller's client stays open; no other time of its call runs meanwhile",
+    "key_joiners_max": "calls that wait for one key's run; one more is `unavailable`",
     "cancel_grace_ms": "code that was told to stop has so long until its call is answered all the same",
     "drain_deadline_ms": "what calls under way get when the dispatcher closes, before they are stopped",
     "ttl_ms": "how long the end of a keyed call answers later ones",
     "unknown_ttl_ms": "the same where the outcome is unknown",
+    "lost_ttl_ms": "how long the end of a call without a key is kept under its call id, when its connection was lost",
     "tenant_running": "calls of one tenant that run at once",
     "tenant_queued": "calls of one tenant that wait; one more is `unavailable`",
     "tenant_bytes": "bytes of arguments of one tenant's calls that wait",

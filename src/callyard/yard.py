@@ -9,10 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from callyard.errors import UsageError
 from callyard.functions.registry import Registry
-from callyard.worker.builders import IterableSource, open_source
-from callyard.worker.outputs import Existing, MemoryOutput, OutputSink, open_output
+from callyard.functions.target import split_target
+from callyard.worker.builders import CallSource, IterableSource, open_rows, open_source
+from callyard.worker.columns import Extra, FittedRows
+from callyard.worker.outputs import Existing, MemoryOutput, OutputSink, check_output, open_output
 from callyard.worker.results import Result, RunSummary
 from callyard.worker.worker import Worker
 
@@ -106,6 +107,11 @@ def run(
     executors: int | None = None,
     max_attempts: int | None = None,
     budget_ms: int | None = None,
+    max_failures: int | str | None = None,
+    columns: Sequence[str] | None = None,
+    extra: Extra = "refuse",
+    id: str | None = None,
+    with_args: bool = False,
     **settings: Any,
 ) -> list[Result]: ...
 
@@ -120,6 +126,11 @@ def run(
     executors: int | None = None,
     max_attempts: int | None = None,
     budget_ms: int | None = None,
+    max_failures: int | str | None = None,
+    columns: Sequence[str] | None = None,
+    extra: Extra = "refuse",
+    id: str | None = None,
+    with_args: bool = False,
     **settings: Any,
 ) -> RunSummary: ...
 
@@ -133,6 +144,11 @@ def run(
     executors: int | None = None,
     max_attempts: int | None = None,
     budget_ms: int | None = None,
+    max_failures: int | str | None = None,
+    columns: Sequence[str] | None = None,
+    extra: Extra = "refuse",
+    id: str | None = None,
+    with_args: bool = False,
     **settings: Any,
 ) -> list[Result] | RunSummary:
     """Run a call list to its end, from plain synchronous code.
@@ -140,41 +156,42 @@ def run(
         results = callyard.run("functions.py:assess", [{"origin": "JFK"}, …])
         summary = callyard.run("functions.py:assess", "flights.jsonl", "out.jsonl")
 
-    `target` is `file.py:function`. `rows` is an iterable of rows, or the path of a JSONL or CSV file. Without an
-    `output` the results come back as a list, in order; with one, a summary does. A file that is not empty is refused
-    unless `existing` is "overwrite" or "append". Guard the call with
-    `if __name__ == "__main__"` when the script is its own target. Raises UsageError for a bad target, file or setting.
+    `target` is `file.py:function`, `package.module:function`, or a folder. `rows` is an iterable of rows, a frame (see
+    `Worker.map`), or the path of a JSONL, CSV, TSV, JSON or Parquet file. Without an `output` the results come back as
+    a list, in order; with one, a summary does. A file that is not empty is refused unless `existing` is "overwrite" or
+    "append". A column that the function has no place for is an error before the first call, unless `columns` names
+    those to take, or `extra` is "ignore". Each line of an output repeats the column `id`, and with `with_args` its row.
+    `max_failures`: see `Worker.open_run`. Guard the call with `if __name__ == "__main__"` when the script is its own
+    target. Raises UsageError for a bad target, file or setting.
     """
-    path, function = split_target(target)
-    source = open_source(rows) if isinstance(rows, str | Path) else IterableSource(rows)
-    memory = MemoryOutput() if output is None else None
-    sink: OutputSink
-    if memory is not None:
-        sink = memory
-    elif isinstance(output, str | Path):
-        sink = open_output(output, existing=existing, source=rows if isinstance(rows, str | Path) else None)
-    else:
-        assert output is not None
-        sink = output
+    _, function = split_target(target)
+    path = rows if isinstance(rows, str | Path) else None
+    source = open_source(rows) if isinstance(rows, str | Path) else open_rows(rows)
+    if isinstance(output, str | Path):
+        check_output(output, existing=existing, source=path)
+    memory = MemoryOutput()
 
     async def work() -> RunSummary:
-        async with Worker(path, executors=executors, **settings) as worker:
+        async with Worker(target, executors=executors, **settings) as worker:
             name = function or only_function(worker)
-            return await worker.run(name, source, sink, max_attempts=max_attempts, budget_ms=budget_ms)
+            spec = None if name is None else worker.registry.get(name)
+            fitted: CallSource = source
+            options = columns is not None or extra != "refuse" or id is not None or with_args
+            if options or not isinstance(source, IterableSource):
+                fitted = FittedRows(source, spec, columns=columns, extra=extra, id=id, with_args=with_args)
+            repeated = fitted.repeated if isinstance(fitted, FittedRows) else ()
+            sink: OutputSink = memory
+            if isinstance(output, str | Path):
+                schema = b"{}" if spec is None else bytes(spec.output_schema)
+                sink = open_output(output, existing=existing, source=path, output_schema=schema, repeated=repeated)
+            elif output is not None:
+                sink = output
+            return await worker.run(
+                name, fitted, sink, max_attempts=max_attempts, budget_ms=budget_ms, max_failures=max_failures
+            )
 
     summary = run_sync(work())
-    return summary if memory is None else [Result(result) for result in memory.results]
-
-
-def split_target(target: str | Path) -> tuple[Path, str | None]:
-    """`file.py:function` into its parts; no function: None. Raises UsageError for anything else."""
-    text = str(target)
-    path, colon, function = text.rpartition(":")
-    if not colon or (len(path) == 1 and path.isalpha()):  # no colon, or a drive letter's
-        return Path(text), None
-    if not function.isidentifier():
-        raise UsageError(f"expected FILE.py or FILE.py:FUNCTION, got {text!r}")
-    return Path(path), function
+    return summary if output is not None else [Result(result) for result in memory.results]
 
 
 def only_function(worker: Worker) -> str | None:

@@ -296,7 +296,7 @@ async def test_a_version_that_does_not_load_leaves_the_old_one_in_force(make_wor
         with pytest.raises(UsageError, match=r"m\.py:1: SyntaxError"):
             await worker.reload()
         target.unlink()
-        with pytest.raises(UsageError, match="does not exist"):
+        with pytest.raises(UsageError, match="cannot read"):
             await worker.reload()
         await wait_until(lambda: folders(worker) == {old})
         assert worker.registry.bundle.digest == old

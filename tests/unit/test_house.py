@@ -15,10 +15,10 @@ from callyard.errors import ErrorKind
 
 ROOT = Path(__file__).parent.parent.parent
 LOCKS = ["requirements-dev.lock", "requirements-demo.lock"]
-MARKER = r"[a-z_]+ ?[<>=!]+ ?'[\w.]+'".replace(" ", r"\ ")
+MARKER = r"""\(?[a-z_]+\ [<>=!]+\ '[\w.]+'\)?"""
 LOCK_LINE = re.compile(
-    r"""[a-z0-9]+(-[a-z0-9]+)*==[\w.]+\ (;\ MARKER(\ and\ MARKER)*\ )?\\
-    |\ {4}--hash=sha256:[0-9a-f]{64}(\ \\)?""".replace("MARKER", MARKER),
+    rf"""[a-z0-9]+(-[a-z0-9]+)*==[\w.]+\ (;\ {MARKER}(\ (and|or)\ {MARKER})*\ )?\\
+    |\ {{4}}--hash=sha256:[0-9a-f]{{64}}(\ \\)?""",
     re.VERBOSE,
 )
 REGISTRY_HOST = re.compile(r"(?:pypi|pythonhosted|npmjs|debian|anaconda|conda)\.(?:org|com|io|net)", re.IGNORECASE)

@@ -20,8 +20,11 @@ from callyard.cli.quantities import (
     parse_count,
     parse_duration_ms,
     parse_executors,
+    parse_extra,
+    parse_failure_limit,
     parse_level,
     parse_log_format,
+    parse_names,
     parse_pool,
     parse_sandbox,
     parse_sandbox_min,
@@ -31,9 +34,11 @@ from callyard.cli.quantities import (
 from callyard.cli.screen import Screen
 from callyard.cli.start import Setup
 from callyard.errors import CallyardError, UsageError
+from callyard.worker.failure_limit import FailureLimit
 
 if TYPE_CHECKING:
     from callyard.scheduler.tasks import CachePolicy
+    from callyard.worker.columns import Extra
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -60,8 +65,8 @@ _RUN_HELP = """\
 Run one call per row of CALLS and write one result per row, in order.
 
 A row is the arguments of one call: a JSON object (by name, or the whole row for a function with one object \
-parameter), a JSON array (by position), or a CSV row (by column). When FILE.py has several functions and none is \
-named, a row is {"function": …, "args": …}.
+parameter), a JSON array (by position), or a row of a table (by column). When FILE.py has several functions and none \
+is named, a row is {"function": …, "args": …}.
 
 A result is {"index":0,"ok":true,"output":…} or {"index":0,"ok":false,"error":{"kind":…,"message":…,"attempts":…}}.
 """
@@ -193,6 +198,16 @@ StartTimeout = Annotated[
         rich_help_panel=_EXECUTORS,
     ),
 ]
+Python = Annotated[
+    str | None,
+    typer.Option(
+        "--python",
+        metavar="PATH",
+        help="The interpreter that runs the functions: a path, or a virtual environment. Default: $VIRTUAL_ENV, else"
+        " .venv in the target's project, else Callyard's own.",
+        rich_help_panel=_EXECUTORS,
+    ),
+]
 Audit = Annotated[
     str | None,
     typer.Option(
@@ -298,10 +313,13 @@ def _root(
 
 @app.command("run", help=_RUN_HELP, epilog=_RUN_EPILOG)
 def run_command(
-    target: Annotated[str, typer.Argument(metavar="FILE.py[:FUNCTION]", help="What to call.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET[:FUNCTION]", help="What to call.")],
     calls: Annotated[
         str,
-        typer.Argument(metavar="CALLS", help="The rows: a .jsonl, .csv or .tsv file, or - for JSON lines on stdin."),
+        typer.Argument(
+            metavar="CALLS",
+            help="The rows: a .jsonl, .csv, .tsv, .json or .parquet file, text also as .gz or .zst; - for stdin.",
+        ),
     ],
     output: Annotated[
         str,
@@ -309,7 +327,7 @@ def run_command(
             "--output",
             "-o",
             metavar="FILE.jsonl",
-            help="Where results go; - is stdout.",
+            help="Where results go; - is stdout. FOLDER.parquet: as Parquet, a file for each batch.",
             rich_help_panel=_OUTPUT,
         ),
     ] = "-",
@@ -327,6 +345,43 @@ def run_command(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
+    with_args: Annotated[
+        bool,
+        typer.Option("--with-args", help='Add "args" to each result: its row.', rich_help_panel=_OUTPUT),
+    ] = False,
+    id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="COLUMN",
+            help='Add "id" to each result: this column of its row, which need not be an argument.',
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns", metavar="A,B", help="Of CALLS, only these columns are arguments.", rich_help_panel=_OUTPUT
+        ),
+    ] = None,
+    extra: Annotated[
+        str,
+        typer.Option(
+            "--extra",
+            parser=parse_extra,
+            metavar="refuse|ignore",
+            help="Columns that the function does not take: end the run before its first call, or leave them out.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "refuse",
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only check the rows: nothing is called or written, and stdout gets a line for each that would fail.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -341,19 +396,19 @@ def run_command(
         str | None,
         typer.Option(
             "--format",
-            metavar="jsonl|csv|tsv",
+            metavar="jsonl|csv|tsv|json|parquet[.gz|.zst]",
             help="Of CALLS, when its name does not say.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
     budget: Budget = None,
     max_failures: Annotated[
-        int | None,
+        FailureLimit | None,
         typer.Option(
             "--max-failures",
-            parser=parse_count,
-            metavar="N",
-            help="Stop after more than N failed calls; with at most N the exit status is 0.",
+            parser=parse_failure_limit,
+            metavar="N|P%",
+            help="Stop after more than N failed calls, or P of a hundred; with no more the exit status is 0.",
             rich_help_panel=_STOPPING,
         ),
     ] = None,
@@ -397,6 +452,7 @@ def run_command(
         ),
     ] = None,
     include: Include = None,
+    python: Python = None,
     start_timeout: StartTimeout = None,
     io: Io = None,
     pools: Pools = None,
@@ -436,10 +492,16 @@ def run_command(
             fail_fast=fail_fast,
             cache=cast("CachePolicy", cache),
             with_output=with_output,
+            with_args=with_args,
+            id=id,
+            columns=parse_names("--columns", columns),
+            extra=cast("Extra", extra),
+            dry_run=dry_run,
             log_level=log_level,
             setup=_setup(
                 include,
                 executor_count=executors,
+                executor_python=python,
                 start_timeout_ms=start_timeout,
                 executor_memory_high_watermark=executor_memory,
                 sandbox=sandbox,
@@ -459,7 +521,7 @@ def run_command(
 
 @app.command("call", epilog=_CALL_EPILOG)
 def call_command(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="What to call.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET[:FUNCTION]", help="What to call.")],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Arguments, read as the parameters' types say."),
@@ -478,6 +540,7 @@ def call_command(
     ] = None,
     budget: Budget = None,
     include: Include = None,
+    python: Python = None,
     start_timeout: StartTimeout = None,
     io: Io = None,
     pools: Pools = None,
@@ -495,6 +558,7 @@ def call_command(
         include,
         executor_count=1,
         spare_executors=0,
+        executor_python=python,
         start_timeout_ms=start_timeout,
         sandbox=sandbox,
         sandbox_min=sandbox_min,
@@ -511,9 +575,17 @@ def call_command(
 
 @app.command("list")
 def list_command(
-    target: Annotated[Path, typer.Argument(metavar="FILE.py", help="Whose functions to list.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Whose functions to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="Everything, with JSON Schemas, as one JSON object.")] = False,
+    files: Annotated[
+        bool,
+        typer.Option(
+            "--files",
+            help="Instead: the files that are sent to executors, and the packages they import. Runs none of it.",
+        ),
+    ] = False,
     include: Include = None,
+    python: Python = None,
     start_timeout: StartTimeout = None,
     sandbox: Sandbox = None,
     sandbox_min: SandboxMin = None,
@@ -521,20 +593,21 @@ def list_command(
     audit_log: AuditLogFile = None,
     debug: Debug = False,
 ) -> None:
-    """List a file's functions: names, signatures, promises."""
+    """List a target's functions: names, signatures, promises."""
     from callyard.cli.listing import list_functions
 
     setup = _setup(
         include,
         executor_count=1,
         spare_executors=0,
+        executor_python=python,
         start_timeout_ms=start_timeout,
         sandbox=sandbox,
         sandbox_min=sandbox_min,
         audit=audit,
         audit_log=audit_log,
     )
-    _guard(lambda screen: list_functions(target, setup, screen, as_json=as_json), debug=debug)
+    _guard(lambda screen: list_functions(target, setup, screen, as_json=as_json, files=files), debug=debug)
 
 
 @app.command("doctor")
@@ -638,6 +711,7 @@ def serve_command(
         ),
     ] = None,
     include: Include = None,
+    python: Python = None,
     start_timeout: StartTimeout = None,
     io: Io = None,
     pools: Pools = None,
@@ -664,6 +738,7 @@ def serve_command(
         setup = _setup(
             include,
             executor_count=executors,
+            executor_python=python,
             start_timeout_ms=start_timeout,
             sandbox=sandbox,
             sandbox_min=sandbox_min,

@@ -16,7 +16,8 @@ from callyard.cli.screen import Screen
 from callyard.cli.start import Setup, run_command, started_worker
 from callyard.cli.streams import check_stdout, write_stdout
 from callyard.errors import CallFailure, UsageError
-from callyard.yard import only_function, split_target
+from callyard.functions.target import split_target
+from callyard.yard import only_function
 
 
 def call_once(
@@ -39,7 +40,7 @@ def call_once(
         contents.check_target(output)
 
     async def work(_: Interrupts) -> int:
-        async with started_worker(path, setup, screen) as worker:
+        async with started_worker(target, setup, screen) as worker:
             name = function or only_function(worker)
             if name is None:
                 names = ", ".join(worker.registry.names())

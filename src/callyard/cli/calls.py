@@ -12,7 +12,8 @@ import msgspec
 
 from callyard.errors import KIND_RULES, CallFailure, ErrorKind, Outcome
 from callyard.scheduler import CallResult
-from callyard.worker.builders import CsvSource, JsonlSource, Row
+from callyard.worker.builders import FileSource, Row
+from callyard.worker.columns import FittedRows
 from callyard.worker.outputs import OutputSink
 from callyard.worker.results import printed_of
 
@@ -41,7 +42,7 @@ class CallList:
     the rows before were written.
     """
 
-    def __init__(self, source: JsonlSource | CsvSource, limit: int | None) -> None:
+    def __init__(self, source: FileSource | FittedRows, limit: int | None) -> None:
         self.name = source.name
         self.total = source.total
         self.may_block = source.may_block
@@ -68,7 +69,7 @@ class CallList:
                 row = next(rows, None)
                 if row is None:
                     break
-                if source.line_number - row.index != distance:
+                if source.line_number and source.line_number - row.index != distance:
                     distance = source.line_number - row.index
                     self._starts.append((row.index, distance))
                 self._taken += 1
@@ -123,8 +124,26 @@ class Alike(msgspec.Struct):
         return f"{self.failure.message} ({file}:{line})"
 
 
+class RefusedRows:
+    """A sink in front of another one, which gets what failed only: of a dry run the rest says nothing."""
+
+    def __init__(self, sink: OutputSink) -> None:
+        self._sink = sink
+        self.flush = sink.flush
+        self.close = sink.close
+        self.abort = sink.abort
+
+    def write(self, results: Sequence[CallResult]) -> None:
+        refused = [result for result in results if result.failure is not None]
+        if refused:
+            self._sink.write(refused)
+
+
 class Tally:
-    """A sink in front of the output that counts the failures that are alike."""
+    """A sink in front of the output that counts the failures that are alike.
+
+    Arguments that do not fit are told with their line, which only the call list knows.
+    """
 
     def __init__(self, sink: OutputSink, calls: CallList) -> None:
         self.kinds: dict[ErrorKind, dict[str, Alike]] = {}
@@ -141,12 +160,24 @@ class Tally:
         self.abort = sink.abort
 
     def write(self, results: Sequence[CallResult]) -> None:
+        placed: list[CallResult] = []
         for result in results:
-            if result.failure is not None:
-                self._count(result, result.failure)
-        self._sink.write(results)
+            failure = result.failure
+            if failure is not None:
+                self._count(result, failure)
+                if failure.kind is ErrorKind.SCHEMA and "line" not in failure.details:
+                    result = self._with_line(result, failure)
+            placed.append(result)
+        self._sink.write(placed)
         if results:
             self._calls.forget_before(results[-1].index + 1)
+
+    def _with_line(self, result: CallResult, failure: CallFailure) -> CallResult:
+        line = self._calls.find_line(result.index)
+        if line is None:
+            return result
+        failure = msgspec.structs.replace(failure, details={**failure.details, "line": line})
+        return msgspec.structs.replace(result, failure=failure)
 
     def _count(self, result: CallResult, failure: CallFailure) -> None:
         if failure.kind in STOPPED_KINDS:

@@ -7,8 +7,10 @@ from typing import Final, NamedTuple, get_args
 
 import typer
 
+from callyard.errors import UsageError
 from callyard.functions.function import check_pool_name
 from callyard.quantities import read_duration_ms, read_size_bytes
+from callyard.worker.failure_limit import FailureLimit
 from callyard.worker.sandbox.levels import CHOICES, LEVELS
 
 DURATION_MS_MAX: Final = 30 * 24 * 3_600_000
@@ -103,6 +105,31 @@ def parse_cache(text: str) -> str:
     from callyard.scheduler.tasks import CachePolicy
 
     return _parse_choice(text, get_args(CachePolicy))
+
+
+def parse_extra(text: str) -> str:
+    """What becomes of columns that a function does not take. Raises typer.BadParameter."""
+    from callyard.worker.columns import Extra
+
+    return _parse_choice(text, get_args(Extra))
+
+
+def parse_failure_limit(text: str) -> FailureLimit:
+    """`20` or `5%`. Raises typer.BadParameter."""
+    try:
+        return FailureLimit.of(text)
+    except UsageError:
+        raise typer.BadParameter(f"expected a whole number, or a share from 0% to 100%, got {text!r}") from None
+
+
+def parse_names(option: str, text: str | None) -> tuple[str, ...] | None:
+    """`a,b` as names, none of them empty. Raises UsageError."""
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise UsageError(f"{option} expects names with commas between, such as {option} origin,dest, got {text!r}")
+    return names
 
 
 def parse_sandbox(text: str) -> str:

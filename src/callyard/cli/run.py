@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from callyard.cli.calls import STOPPED_KINDS, CallList, Tally, summarise
+from callyard.cli.calls import STOPPED_KINDS, CallList, RefusedRows, Tally, summarise
 from callyard.cli.interrupts import Interrupts, exit_status
 from callyard.cli.live import Live, shown_beside
 from callyard.cli.progress import show_progress
@@ -18,13 +18,17 @@ from callyard.cli.quantities import show_duration, show_size
 from callyard.cli.screen import Screen, is_plain_file
 from callyard.cli.start import Setup, run_command, started_worker
 from callyard.errors import UsageError
+from callyard.functions.registry import FunctionSpec
+from callyard.functions.target import split_target
 from callyard.scheduler import StopReason
 from callyard.scheduler.tasks import CachePolicy
 from callyard.worker.builders import JsonlSource, open_source
-from callyard.worker.outputs import Existing, OutputClosed, check_output, open_output
+from callyard.worker.columns import Extra, FittedRows
+from callyard.worker.failure_limit import FailureLimit
+from callyard.worker.outputs import Existing, JsonlOutput, OutputClosed, OutputSink, check_output, open_output
 from callyard.worker.results import RunSummary
 from callyard.worker.worker import Run, Worker
-from callyard.yard import only_function, split_target
+from callyard.yard import only_function
 
 INTERRUPT_GRACE_S: Final = 3.0
 """How long running calls may finish after the first Ctrl-C."""
@@ -44,10 +48,15 @@ class RunOptions:
     existing: Existing
     budget_ms: int | None
     max_attempts: int | None
-    max_failures: int | None
+    max_failures: FailureLimit | None
     fail_fast: bool
     cache: CachePolicy
     with_output: bool
+    with_args: bool
+    id: str | None
+    columns: tuple[str, ...] | None
+    extra: Extra
+    dry_run: bool
     log_level: str
     setup: Setup
     debug: bool
@@ -62,8 +71,7 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
     path, function = split_target(options.target)
     source = open_source(options.calls, options.format)
     check_output(options.output, existing=options.existing, source=options.calls)
-    calls = CallList(source, options.limit)
-    async with started_worker(path, options.setup, screen) as worker:
+    async with started_worker(options.target, options.setup, screen) as worker:
         name = function or only_function(worker)
         if name is not None:
             worker.registry.get(name)  # a wrong name must not cost the old output
@@ -72,12 +80,20 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
             source.named_hint = f", since {path} has several functions, or name one: {path}:NAME"
         else:
             raise UsageError(
-                f"{options.calls}: rows of a CSV file name no function, and {path} has several:"
+                f"{options.calls}: rows of a table name no function, and {path} has several:"
                 f" write {path}:NAME with one of {', '.join(worker.registry.names())}"
             )
-        output = open_output(
-            options.output, existing=options.existing, source=options.calls, with_printed=options.with_output
+        spec = None if name is None else worker.registry.get(name)
+        fitted = FittedRows(
+            source,
+            spec,
+            columns=options.columns,
+            extra=options.extra,
+            id=options.id,
+            with_args=options.with_args,
         )
+        calls = CallList(fitted, options.limit)
+        output = RefusedRows(JsonlOutput("-")) if options.dry_run else _open_output(options, spec, fitted)
         tally = Tally(output, calls)
         live = Live(screen, options.log_level, prefixed=True, keeps_amounts=_has_bar(options, screen))
         run = worker.open_run(
@@ -91,6 +107,7 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
             cache=options.cache,
             on_event=None if options.setup.quiet else live.on_event,
             capture=options.with_output,
+            check_only=options.dry_run,
         )
         interrupts.handler = _Stopper(run, screen, interrupts, quiet=options.setup.quiet)
         try:
@@ -103,12 +120,26 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
         show_summary(screen, summary, tally, calls, options)
     if number:
         return exit_status(number)
-    return 0 if summary.failed <= (options.max_failures or 0) and summary.stop_reason is None else 1
+    limit = options.max_failures or FailureLimit(0)
+    too_many = limit.is_exceeded(summary.failed, summary.calls, at_end=True)
+    return 1 if too_many or summary.stop_reason is not None else 0
+
+
+def _open_output(options: RunOptions, spec: FunctionSpec | None, rows: FittedRows) -> OutputSink:
+    return open_output(
+        options.output,
+        existing=options.existing,
+        source=options.calls,
+        with_printed=options.with_output,
+        output_schema=b"{}" if spec is None else bytes(spec.output_schema),
+        repeated=rows.repeated,
+    )
 
 
 def _has_bar(options: RunOptions, screen: Screen) -> bool:
     """A bar needs the terminal for itself: results on it, or in a pipe to what prints there, would tear it."""
-    alone = is_plain_file(1 if options.output == "-" else options.output)
+    stdout = options.output == "-" or options.dry_run
+    alone = is_plain_file(1) if stdout else os.path.isdir(options.output) or is_plain_file(options.output)
     return screen.is_terminal and alone and not options.setup.quiet
 
 
@@ -158,7 +189,7 @@ async def _shown(
     screen.say(f"{'1 executor' if count == 1 else f'{count} executors'}, {budget}{named}", style="dim")
     if options.calls == "-" and os.isatty(0):
         screen.say("reading rows from the terminal; Ctrl-D ends them", style="dim")
-    scrolling = options.output == "-" and os.isatty(1)
+    scrolling = (options.output == "-" or options.dry_run) and os.isatty(1)
     bar = _has_bar(options, screen)
     progress = show_progress(screen, worker, run, bar=bar, lines=not scrolling, describe=live.describe_longest)
     async with shown_beside(progress):
@@ -168,6 +199,8 @@ async def _shown(
 def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallList, options: RunOptions) -> None:
     """Calls, failures that are alike with an example each, time, rate, peak memory."""
     count = "1 call" if summary.calls == 1 else f"{summary.calls:,} calls"
+    if options.dry_run:
+        count = f"dry run, nothing was called: {count}"
     cancelled = f", {tally.cancelled:,} cancelled" if tally.cancelled else ""
     not_run = f", {tally.not_run:,} not run" if tally.not_run else ""
     failed = summary.failed - tally.cancelled - tally.not_run
@@ -193,7 +226,7 @@ def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallL
                     screen.say(f"        | {line}", style="dim")
         if rest_count:
             screen.say(f"      {rest_count:,} with other messages")
-    if summary.failed and os.path.isfile(options.output):
+    if summary.failed and not options.dry_run and os.path.isfile(options.output):
         screen.say(f"all of them: grep '\"ok\":false' {shlex.quote(options.output)}", style="dim")
 
 

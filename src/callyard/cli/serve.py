@@ -19,9 +19,9 @@ from callyard.cli.interrupts import Interrupts, exit_status
 from callyard.cli.screen import Screen
 from callyard.cli.start import Setup, read_io, run_command
 from callyard.errors import UsageError
+from callyard.functions.target import split_target
 from callyard.serve.logs import Logs, choose_format
 from callyard.worker.sandbox.report import summarize
-from callyard.yard import split_target
 
 if TYPE_CHECKING:
     from callyard.serve.config import Address, ServeConfig

@@ -18,6 +18,7 @@ from callyard.cli.screen import Screen
 from callyard.errors import UsageError
 from callyard.functions.registry import Registry
 from callyard.worker.config import WorkerConfig
+from callyard.worker.interpreter import package_finder
 from callyard.worker.io.config import IoConfig
 from callyard.worker.sandbox.report import summarize
 from callyard.worker.worker import Worker
@@ -41,6 +42,10 @@ class Setup:
     io: Path | None = None
     """A TOML file with the table `[io]`."""
 
+    def is_trusted(self, config: WorkerConfig) -> bool:
+        """Whether the target may say what else is run: its environment, its packages."""
+        return config.sandbox_choice == "off" and self.audit is None and self.audit_log is None
+
 
 def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: Screen) -> int:
     """The exit status of `work`, or that of the signal that ended it before there was anything to keep."""
@@ -54,24 +59,26 @@ def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: 
 
 @asynccontextmanager
 async def started_worker(
-    path: Path, setup: Setup, screen: Screen, *, only_describe: bool = False
+    target: str | Path, setup: Setup, screen: Screen, *, only_describe: bool = False
 ) -> AsyncIterator[Worker]:
-    """A worker on a file. Raises UsageError when the file, or a setting, is wrong."""
+    """A worker on a target. Raises UsageError when the target, or a setting, is wrong."""
     config = WorkerConfig.from_environment(os.environ, **setup.settings)
     worker = Worker(
-        Registry.for_target(path, include=setup.include),
+        registry_of(target, setup, config),
         config=config,
         on_output=screen.say_output,
         audit=setup.audit,
         audit_log=setup.audit_log,
         io=None if setup.io is None else read_io(setup.io),
     )
-    slow = None if setup.quiet else asyncio.ensure_future(_say_slow_start(screen, path, config))
+    slow = None if setup.quiet else asyncio.ensure_future(_say_slow_start(screen, worker.registry.bundle.name, config))
     try:
         await worker.start(only_describe=only_describe)
     finally:
         if slow is not None:
             slow.cancel()
+    if not worker.interpreter.is_own and not setup.quiet:
+        screen.say(worker.interpreter.summarize(), style="dim")
     if config.sandbox_choice != "off" and not setup.quiet:
         screen.say(summarize(worker.sandbox), style="dim")
     gc.freeze()  # what is loaded stays: no full collection has to walk it while calls wait
@@ -83,6 +90,12 @@ async def started_worker(
     finally:
         gc.unfreeze()
     await worker.close()
+
+
+def registry_of(target: str | Path, setup: Setup, config: WorkerConfig) -> Registry:
+    """The files of a target, as its interpreter would find them. Raises UsageError."""
+    find = package_finder(config.executor_python, trusted=setup.is_trusted(config))
+    return Registry.for_target(target, include=setup.include, find_package=find)
 
 
 def read_io(path: Path) -> IoConfig:
@@ -103,11 +116,11 @@ def read_io(path: Path) -> IoConfig:
         raise UsageError(f"{path}: {error}") from error
 
 
-async def _say_slow_start(screen: Screen, path: Path, config: WorkerConfig) -> None:
+async def _say_slow_start(screen: Screen, name: str, config: WorkerConfig) -> None:
     limit = show_duration(config.start_timeout_ms)
     passed_s = 0.0
     while True:
         wait_s = max(SLOW_START_S, passed_s)
         await asyncio.sleep(wait_s)
         passed_s += wait_s
-        screen.say(f"still importing {path.name} after {passed_s:.0f} s; --start-timeout is {limit}", style="dim")
+        screen.say(f"still importing {name} after {passed_s:.0f} s; --start-timeout is {limit}", style="dim")

@@ -118,7 +118,7 @@ class Binding:
             code = self._load_once(wanted.function_code_digest, CodePlace(wanted.path, wanted.module))
             freed = self._no_longer_waiting()
             try:
-                functions, packages = ([], []) if wanted.only_load else code.describe_bundle()
+                functions, packages = ([], []) if wanted.only_load else code.describe_bundle(wanted.names)
             except NotUsable as failure:
                 fault = failure.fault
                 error = code.error or WireError(fault.kind, fault.message, details=fault.details)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from callyard.errors import ErrorKind, Outcome, UsageError
@@ -61,12 +62,12 @@ class Code:
             fault = self.describe(error)
             self.error = WireError(fault.kind, fault.message, details={"stack": fault.stack})
 
-    def describe_bundle(self) -> tuple[list[DescribedFunction], list[str]]:
-        """Functions and installed packages. Raises `NotUsable`."""
+    def describe_bundle(self, names: Sequence[str] = ()) -> tuple[list[DescribedFunction], list[str]]:
+        """Functions, `names` among them, and installed packages. Raises `NotUsable`."""
         if self._bundle is None:
             raise NotUsable(self._load_fault())
         try:
-            return self._bundle.describe()
+            return self._bundle.describe(names)
         except self._load_failure as failure:
             raise NotUsable(failures.fault_of(failure.error)) from failure
         except Exception as error:

@@ -160,6 +160,9 @@ class Call:
         except BaseException as error:  # noqa: BLE001 - a contained call: every exception is its failure (X57)
             self.fault = code.describe_misfit(error)
             return
+        if payload.check_only:
+            self.output = NULL
+            return
         try:
             value = invoke(invocable.target, args, kwargs)
             if self.family is not None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LOCALS_BYTES_MAX: Final = 8 * 1024
 LOCAL_CHARACTERS_MAX: Final = 500
 _STOPPED_HERE: Final = "Stopped here (most recent call last):\n"
+DATA_HINT: Final = " (data files are sent along only when they are included, with --include)"
 MASK: Final = "<masked>"
 _SECRETS: Final = ("passw", "passphrase", "pwd", "secret", "token", "apikey", "api_key", "credential", "private")
 _SECRET_WORDS: Final = frozenset({"auth", "authorization", "cookie", "key", "pin", "session"})
@@ -59,14 +60,24 @@ def describe(
 ) -> Fault:
     """What the user's function raised. `root` is the bundle's folder, `function` its name, `idempotent` its promise."""
     verdict = judge(error, function, idempotent=idempotent)
+    message = cut_root(verdict.message + _missing_data(error, root), root)
     return Fault(
         verdict.kind,
-        cut_text(clean_text(cut_root(verdict.message, root)), MESSAGE_CHARACTERS_MAX),
+        cut_text(clean_text(message), MESSAGE_CHARACTERS_MAX),
         verdict.outcome,
         verdict.details,
         stack=stack_of(error, root),
         local_variables=locals_of(error.__traceback__, root) if with_locals else {},
     )
+
+
+def _missing_data(error: BaseException, root: str) -> str:
+    """What mends that a file of the project was not found; empty: it is no such file."""
+    if not root or not issubclass(type(error), FileNotFoundError):
+        return ""
+    name = getattr(error, "filename", None)
+    inside = type(name) is str and name.startswith(root.rstrip(os.sep) + os.sep)
+    return DATA_HINT if inside else ""
 
 
 def describe_unreadable(error: BaseException, second: BaseException) -> Fault:

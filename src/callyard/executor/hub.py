@@ -693,6 +693,7 @@ def expand(shared: ExecuteCallsPayload, one: BatchedCall) -> ExecuteCallPayload:
         shared.promises,
         one.context,
         shared.events,
+        shared.check_only,
     )
 
 

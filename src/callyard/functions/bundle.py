@@ -24,6 +24,7 @@ from typing import Final
 
 from callyard.errors import UsageError
 from callyard.functions.imports import Import, decode_source, list_imports, parse_source
+from callyard.functions.target import INIT, Target, find_target
 from callyard.ids import Digest
 
 BUNDLE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -31,7 +32,6 @@ BUNDLE_FILES_MAX: Final = 10_000
 _MODULE_SUFFIXES: Final = (".py", *EXTENSION_SUFFIXES)
 _HARMLESS_NAMES: Final = frozenset({"test", "this", "antigravity", "idlelib", "turtledemo"})
 """Modules of the standard library that no other module imports."""
-_INIT: Final = "__init__.py"
 _OUTSIDE: Final = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
 _OWN_NAME: Final = "callyard"
 
@@ -50,19 +50,17 @@ class Bundle:
         self.digest = compute_digest(self.files)
 
     @classmethod
-    def collect(cls, target: str | os.PathLike[str], include: Iterable[str] = ()) -> Bundle:
-        """Read `target`, a Python file, and what belongs to it. `include`: globs relative to its project root.
+    def collect(cls, target: str | os.PathLike[str] | Target, include: Iterable[str] = ()) -> Bundle:
+        """Read `target` (see `find_target`) and what belongs to it. `include`: globs relative to its project root.
 
         Raises `UsageError` for what is no usable target, saying what was expected and what to do.
         """
-        given = Path(target)
-        path = _check_target(given)
-        root, module = _locate(path)
-        collector = _Collector(root)
-        collector.add_target(path, module, given)
+        found = target if isinstance(target, Target) else find_target(target)
+        collector = _Collector(found.root)
+        collector.add_target(found)
         for pattern in include:
             collector.add_glob(pattern)
-        return cls(module, collector.files, collector.outside, name=path.name)
+        return cls(found.module, collector.files, collector.outside, name=found.path.name)
 
     @property
     def source(self) -> bytes:
@@ -132,14 +130,27 @@ class _Collector:
         self._waiting: list[tuple[str, str]] = []
         """Python files to walk: relative path and module name."""
 
-    def add_target(self, path: Path, module: str, given: Path) -> None:
-        """`given`: the path as the user wrote it, for messages."""
+    def add_target(self, target: Target) -> None:
+        path, shown = target.path, Path(target.given)
+        if not shown.is_file():  # the name of a folder or a module
+            shown = path.relative_to(target.root)
         content = self._read(path)
         if not content.strip():
-            raise UsageError(f"{given} is empty: expected a Python file with at least one function")
-        _check_source(given, content)
-        self._add(path, content, module)
-        self._add_parents(module)
+            raise UsageError(f"{shown} is empty: expected a Python file with at least one function{_modules_in(path)}")
+        _check_source(shown, content)
+        self._add(path, content, target.module)
+        self._add_parents(target.module)
+        self._walk()
+        if target.folder is not None:
+            self._add_folder(target.folder)
+
+    def _add_folder(self, folder: Path) -> None:
+        """Every file below it."""
+        for parent, folders, names in os.walk(folder):
+            folders[:] = sorted(name for name in folders if not self._is_outside(Path(parent, name, "_")))
+            for path in (Path(parent, name) for name in sorted(names)):
+                if path.is_file() and not self._is_outside(path) and self._name(path) not in self.files:
+                    self._add(path, self._read(path), self._module_of(path))
         self._walk()
 
     def add_glob(self, pattern: str) -> None:
@@ -164,7 +175,7 @@ class _Collector:
                 tree = parse_source(self.files[name], name)
             except (SyntaxError, ValueError):
                 continue  # its own import says so in the executor, if it is imported at all
-            for wanted in list_imports(tree, module, is_package=name.endswith(_INIT)):
+            for wanted in list_imports(tree, module, is_package=name.endswith(INIT)):
                 self._follow(wanted)
 
     def _follow(self, wanted: Import) -> None:
@@ -193,13 +204,13 @@ class _Collector:
     def _add_parents(self, module: str) -> None:
         parts = module.split(".")
         for end in range(1, len(parts)):
-            init = self.root.joinpath(*parts[:end], _INIT)
+            init = self.root.joinpath(*parts[:end], INIT)
             if init.is_file() and self._name(init) not in self.files:
                 self._add(init, self._read(init), ".".join(parts[:end]))
 
     def _find(self, place: Path) -> Path | None:
         """The file of a module: a package's `__init__`, an extension, or a source file, in Python's order."""
-        candidates = [place / _INIT, *(place.with_name(place.name + suffix) for suffix in (*EXTENSION_SUFFIXES, ".py"))]
+        candidates = [place / INIT, *(place.with_name(place.name + suffix) for suffix in (*EXTENSION_SUFFIXES, ".py"))]
         return next((path for path in candidates if path.is_file() and not self._is_outside(path)), None)
 
     def _exists(self, top: str) -> bool:
@@ -254,49 +265,12 @@ class _Collector:
         return False
 
 
-def _check_target(path: Path) -> Path:
-    expected = "expected a Python file, such as functions.py"
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist: {expected}{_nearby(path)}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # a NUL in the name
-        raise UsageError(f"{str(path)!r} is no file name: {expected}") from error
-    if stat.S_ISDIR(mode):
-        inside = f"; for the package itself give {path / _INIT}" if (path / _INIT).is_file() else ""
-        raise UsageError(f"{path} is a folder: {expected}{inside}")
-    if not stat.S_ISREG(mode):
-        raise UsageError(f"{path} is not a regular file: {expected}")
-    if path.suffix != ".py":
-        raise UsageError(f"{path} does not end in .py: {expected}")
-    if "." in path.stem:
-        advice = path.stem.replace(".", "_")
-        raise UsageError(
-            f"{path} cannot be imported, since a dot in a module's name means a package: call it {advice}.py"
-        )
-    return path.absolute()
-
-
-def _nearby(path: Path) -> str:
-    try:
-        names = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == ".py")
-    except OSError:
-        return f" (there is no folder {path.parent})"
-    return f" (in {path.parent} there are {', '.join(names[:5])})" if names else ""
-
-
-def _locate(path: Path) -> tuple[Path, str]:
-    """Project root and dotted module name: the root is the first folder that is no package."""
-    parts = [] if path.name == _INIT else [path.stem]
-    folder = path.parent
-    while (folder / _INIT).is_file() and "." not in folder.name and folder.parent != folder:
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    if not parts:
-        raise UsageError(f"{path} is the __init__.py of a folder whose name is no module name: rename {folder.name}")
-    return folder, ".".join(parts)
+def _modules_in(path: Path) -> str:
+    """What to name instead of a package whose `__init__` has nothing in it; empty: it is none."""
+    if path.name != INIT:
+        return ""
+    modules = sorted(entry.name for entry in path.parent.glob("*.py") if entry.name != INIT)
+    return f"; name a module of the package: {', '.join(modules[:5])}" if modules else ""
 
 
 def _check_source(path: Path, content: bytes) -> None:

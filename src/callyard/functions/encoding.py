@@ -25,7 +25,7 @@ import pathlib
 import re
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -65,6 +65,16 @@ def encode_value(value: object) -> bytes:
 def encode_canonical(value: object) -> bytes:
     """JSON in which equal values are equal bytes: keys and sets are sorted. Raises `ResultMisfit`. Source: X15."""
     return _encode(_CANONICAL, value)
+
+
+def encode_table_row(row: Mapping[str, object]) -> bytes:
+    """JSON of a row of a table. NaN and infinities are null: so frames leave a cell empty. Raises `ResultMisfit`."""
+    try:
+        return _ENCODER.encode(row)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _explain(row, error) from error
 
 
 def check_size(output: bytes, bytes_max: int) -> bytes:

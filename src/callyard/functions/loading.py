@@ -8,10 +8,12 @@ Source: call-execution Decisions ("Bundle and digest"), X84.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +32,18 @@ if TYPE_CHECKING:
 
 STACK_CHARS_MAX: Final = 16 * 1024
 _OWN_NAME: Final = "callyard"
+_PACKAGES: Final = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "psycopg2": "psycopg2-binary",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Well-known packages whose name is not that of their module."""
 
 _importing = False
 """A bundle of this process is being imported right now."""
@@ -75,11 +89,29 @@ class LoadedBundle:
         found = self._invocables.get(entry_selector)
         if found is None:
             module, _, name = entry_selector.rpartition(":")
-            if module != self.module.__name__ or name not in self._callables:
+            if module != self.module.__name__ or not self._has(name):
                 known = ", ".join(self._callables) or "none"
                 raise _failure(ErrorKind.NOT_FOUND, f"no function {entry_selector!r}; there are: {known}")
             found = self._invocables[entry_selector] = self._build(name)
         return found
+
+    def _has(self, name: str) -> bool:
+        """Whether there is a function of that name: one that is offered, or any callable, once it was named."""
+        if name in self._callables:
+            return True
+        found = vars(self.module).get(name)
+        if not callable(found):
+            return False
+        if isinstance(found, Function):
+            self._callables[name] = (found.target, found.promises, found.declared)
+        else:
+            from callyard.functions.callables import as_function
+
+            try:
+                self._callables[name] = (as_function(name, found), NO_PROMISES, TOOL)
+            except (TypeError, ValueError) as error:
+                raise _failure(ErrorKind.INTERNAL, str(error)) from error
+        return True
 
     def names(self) -> list[str]:
         """Of the functions that can be called."""
@@ -108,19 +140,21 @@ class LoadedBundle:
                 if taken[0] is not plain:
                     raise self._unfit(name, ValueError(f"{name}: two functions have the name {own!r}"))
 
-    def describe(self) -> tuple[list[DescribedFunction], list[str]]:
+    def describe(self, names: Iterable[str] = ()) -> tuple[list[DescribedFunction], list[str]]:
         """Every function, in the order of the module, and the installed packages that the bundle imports.
 
+        `names`: callables that were asked for by name, which need no declaration; one that is not there is left out.
         A declared function that JSON cannot reach is a `LoadFailure`. Without any `@function` the module's public
         functions are all there is to go by, and helpers that JSON cannot reach are left out.
         """
         described: list[DescribedFunction] = []
         left_out: list[LoadFailure] = []
+        named = {name for name in names if self._has(name)}
         for name in self._callables:
             try:
                 described.append(self._describe(name))
             except LoadFailure as failure:
-                if self._declared:
+                if self._declared or name in named:
                     raise
                 left_out.append(failure)
         if left_out and not described:
@@ -249,9 +283,13 @@ def _declared_functions(module: ModuleType, path: Path) -> dict[str, Function[..
 
 
 def plain_functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public functions that a module defines itself, by name."""
+    """The public functions that a module defines itself, by name; of a package, those of its own modules too."""
+    inside = f"{module.__name__}." if hasattr(module, "__path__") else ""
     for name, value in vars(module).items():
-        if name.startswith("_") or not inspect.isfunction(value) or value.__module__ != module.__name__:
+        if name.startswith("_") or not inspect.isfunction(value):
+            continue
+        home = value.__module__ or ""
+        if home != module.__name__ and not (inside and home.startswith(inside)):
             continue
         if not inspect.isgeneratorfunction(value) and not inspect.isasyncgenfunction(value):
             yield name, value
@@ -272,13 +310,38 @@ def _explain(path: Path, error: BaseException) -> LoadFailure:
         text = f"{type(error).__name__}: {error.msg}"
     if isinstance(error, SystemExit):
         text = f'SystemExit: {error.code}; it ends when imported: guard that part with `if __name__ == "__main__":`'
+    details: dict[str, Any] = {}
     if isinstance(error, ModuleNotFoundError) and error.name:
-        text += f" ({error.name.partition('.')[0]} is neither in the bundle nor installed where the executors run)"
+        details["missing_module"] = error.name
+        text += explain_missing(path, error.name)
+    elif isinstance(error, ImportError) and "relative import" in str(error):
+        text += (
+            " (a relative import needs a package around the file: name it as a module from the folder above, such as"
+            f" package.{Path(file).stem or 'module'}, or put an __init__.py beside it)"
+        )
     if isinstance(error, FileNotFoundError) and _is_inside(path, str(error.filename)):
         text += " (data files are sent along only when they are included, with --include)"
     text = text.replace(f"{path}/", "")
     place = f"{file}:{line}: " if file else ""
-    return _failure(ErrorKind.INTERNAL, place + text, file=file, line=line, stack=_format_stack(path, error))
+    stack = _format_stack(path, error)
+    return _failure(ErrorKind.INTERNAL, place + text, file=file, line=line, stack=stack, **details)
+
+
+def explain_missing(path: Path, module: str) -> str:
+    """What mends that a module was not found, by the interpreter that looked for it."""
+    top = module.partition(".")[0]
+    if _is_bundled(path, top):
+        return f" ({module.replace('.', '/')}.py is not in the bundle, which has what import statements name)"
+    python = shlex.quote(sys.executable)
+    package = _PACKAGES.get(top, top)
+    command = f"{python} -m pip install {package}"
+    if importlib.util.find_spec("pip") is None:
+        command = f"uv pip install --python {python} {package}"
+    return f" ({top} is neither in the bundle nor installed for {sys.executable}; if it is a package: {command})"
+
+
+def _is_bundled(path: Path, top: str) -> bool:
+    return (path / f"{top}.py").is_file() or (path / top).is_dir()
 
 
 def _format_stack(path: Path, error: BaseException) -> str:

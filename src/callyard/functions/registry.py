@@ -47,6 +47,14 @@ from callyard.functions.function import (
 )
 from callyard.functions.imports import explain_absence
 from callyard.functions.misfits import ArgumentsMisfit, Problem
+from callyard.functions.target import (
+    FindPackage,
+    Target,
+    explain_unbundled,
+    find_module,
+    find_target,
+    is_installed,
+)
 from callyard.functions.uris import match_uri, parse_uri
 from callyard.ids import Digest, FunctionId
 from callyard.wire.messages import DescribedFunction, DescribedPayload
@@ -196,11 +204,13 @@ class Registry:
         *,
         path: str | os.PathLike[str] | None = None,
         include: Iterable[str] = (),
+        target: Target | None = None,
     ) -> None:
-        """`bundle`: the files whose functions a worker describes and runs. `path` and `include`: where it was collected
-        from, so that it can be read again."""
+        """`bundle`: the files whose functions a worker describes and runs. `target` (or its file, `path`) and
+        `include`: where it was collected from, so that it can be read again."""
         self._bundle = bundle
-        self.path = None if path is None else Path(path).absolute()
+        self.target = target
+        self.path = target.path if target is not None else None if path is None else Path(path).absolute()
         self.include = tuple(include)
         self.installed_packages: tuple[str, ...] = ()
         """Distributions outside the bundle that it imports."""
@@ -223,19 +233,32 @@ class Registry:
         return self._bundle
 
     @classmethod
-    def for_target(cls, path: str | os.PathLike[str], *, include: Iterable[str] = ()) -> Self:
-        """The registry of a Python file, whose functions are known once a worker had it described.
+    def for_target(
+        cls,
+        target: str | os.PathLike[str] | Target,
+        *,
+        include: Iterable[str] = (),
+        find_package: FindPackage | None = None,
+    ) -> Self:
+        """The registry of a file, a module or a folder, whose functions are known once a worker had it described.
 
-        Raises `UsageError` for a file that cannot be a target.
+        A function named with it (`FILE.py:NAME`) is among them, whatever callable of its namespace it is. `include`
+        and `find_package` as for `Bundle.collect` and `find_target`. Raises `UsageError` for what is no target.
         """
         include = tuple(include)
-        return cls(Bundle.collect(path, include), path=path, include=include)
+        found = target if isinstance(target, Target) else find_target(target, find_package=find_package)
+        return cls(Bundle.collect(found, include), include=include, target=found)
+
+    @property
+    def named(self) -> list[str]:
+        """Functions that were named with the target: they need no `@function`."""
+        return [self.target.function] if self.target is not None and self.target.function is not None else []
 
     def read_again(self) -> Registry:
         """What the files hold now, not described. Reads files: not for an event loop. Raises `UsageError`."""
         if self.path is None:
             raise UsageError(f"this registry did not read {self.bundle.name} from a file: there is nothing to reload")
-        fresh = Registry.for_target(self.path, include=self.include)
+        fresh = Registry.for_target(self.target or self.path, include=self.include)
         fresh._specs = {spec.name: spec for spec in self._specs.values() if spec.handler is not None}
         return fresh
 
@@ -259,7 +282,7 @@ class Registry:
         Raises `UsageError` when the bundle cannot be loaded, `ProtocolError` when the answer is not one to this bundle.
         """
         if described.error is not None:
-            error = UsageError(described.error.message)
+            error = UsageError(described.error.message + self._find_missing(described.error.details))
             error.add_note(str(described.error.details.get("stack", "")))  # for --debug, and for tracebacks
             raise error
         if described.function_code_digest != self.bundle.digest:
@@ -273,6 +296,20 @@ class Registry:
             self.add(spec)
         self.installed_packages = tuple(described.installed_packages)
         self.is_described = True
+
+    def _find_missing(self, details: Mapping[str, Any]) -> str:
+        """Where a module that an executor did not find lies on this disk, and how to bring it; empty: nowhere near."""
+        missing = details.get("missing_module")
+        if self.target is None or not isinstance(missing, str):
+            return ""
+        parts = missing.split(".")
+        if not all(part.isidentifier() for part in parts):
+            return ""
+        for root in dict.fromkeys((self.target.root, *(self.target.root.parents[:2]))):
+            file = find_module(root, parts) or find_module(root / "src", parts)
+            if file is not None and not is_installed(file):
+                return "\n" + explain_unbundled(self.target, file)
+        return ""
 
     def add(self, spec: FunctionSpec, *, override: bool = False) -> None:
         """Raises `UsageError` for a name that is there, unless `override` puts `spec` in its place, or that is none."""

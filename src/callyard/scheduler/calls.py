@@ -94,6 +94,8 @@ class FunctionTarget(msgspec.Struct, frozen=True, gc=False):
     pool: PoolName = DEFAULT_POOL
     confined: bool = False
     """Its pool is sandboxed: an executor there serves one tenant (X92)."""
+    check_only: bool = False
+    """Its arguments are bound, and it is not called."""
 
     def place(self, tenant: Tenant) -> Placement:
         """Where calls of it that belong to this tenant may run."""

@@ -113,6 +113,8 @@ class ExecuteCallPayload(_Payload, frozen=True):
     context: CallContext = CallContext()
     events: bool = False
     """Tell what it prints and logs, and its progress, while it runs: CallEvents (X58, X59)."""
+    check_only: bool = False
+    """Bind the arguments, call nothing, and answer null."""
 
 
 class ExecuteCall(_Message, frozen=True, tag="ExecuteCall"):
@@ -144,6 +146,7 @@ class ExecuteCallsPayload(_Payload, frozen=True):
     audit: str = ""
     promises: Promises = Promises()
     events: bool = False
+    check_only: bool = False
 
 
 class ExecuteCalls(_Message, frozen=True, tag="ExecuteCalls"):
@@ -201,6 +204,8 @@ class DescribePayload(_Payload, frozen=True):
     """The dotted name of the target module."""
     only_load: bool = False
     """The answer lists no functions: the code is to be there before calls are."""
+    names: list[str] = []
+    """Callables of the module that were asked for by name: they are listed whether declared or not."""
 
 
 class Describe(_Message, frozen=True, tag="Describe"):

@@ -502,6 +502,7 @@ class Actor:
             IDEMPOTENT if target.idempotent else _UNPROMISED,
             context,
             listener.wants_events,
+            target.check_only,
         )
         try:
             frame = encode_message(ExecuteCall(command.call_id, payload))

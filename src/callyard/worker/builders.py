@@ -15,18 +15,22 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 import msgspec
 
 from callyard.errors import CallFailure, ErrorKind, UsageError, fail
 from callyard.functions.encoding import ResultMisfit, encode_canonical
 from callyard.wire.frames import FRAME_BYTES_MAX
+from callyard.worker.compression import broken_data, open_compressed, split_format
+
+if TYPE_CHECKING:
+    from callyard.worker.tables import FrameSource, ParquetSource
 
 LINE_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
 """Most bytes of one row's arguments: they travel in one frame, beside the rest of its message."""
 CHUNK_BYTES: Final = 256 * 1024
-_BOM: Final = codecs.BOM_UTF8
+BOM: Final = codecs.BOM_UTF8
 _STARTS: Final = b"{["
 """What arguments begin with."""
 _SHOWN_NAMES: Final = 8
@@ -48,6 +52,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     strings: bool = False
     """The values in `args` are text, to be parsed by each parameter's type."""
     failure: CallFailure | None = None
+    echo: bytes = b""
+    """JSON members for its line in the output, such as `"id":"A7"`; see `columns`."""
 
 
 class CallSource(Protocol):
@@ -80,7 +86,7 @@ class NamedLine(msgspec.Struct, forbid_unknown_fields=True):
 _NAMED: Final = msgspec.json.Decoder(NamedLine)
 
 
-class _Line(msgspec.Struct, gc=False):
+class Line(msgspec.Struct, gc=False):
     """One line without its end."""
 
     number: int
@@ -97,10 +103,16 @@ class _Line(msgspec.Struct, gc=False):
 class _ByteSource:
     """A file or a stream, read in chunks and cut into lines."""
 
-    def __init__(self, path: str | os.PathLike[str], stream: IO[bytes] | None = None) -> None:
+    columns: Sequence[str] | None = None
+    """The names that every row has, where they stand at its head and that can be read already."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], stream: IO[bytes] | None = None, compression: str | None = None
+    ) -> None:
         self.name = str(path)
         self.total: int | None = None
         self.bytes_read = 0
+        """Of text: more than were read of a compressed file."""
         self.bytes_total: int | None = None
         self.path: Path | None = None
         """The file, when it is one; an output must not be the same."""
@@ -114,16 +126,29 @@ class _ByteSource:
             self._stream, size = _open(self.path)
             self.bytes_total = size
             self.may_block = size is None  # a pipe with a name, a device
+        self._file = self._stream
+        """What is read from the disk; `_stream` gives the text in it."""
+        if compression is not None:
+            try:
+                self._stream = open_compressed(self.name, self._file, compression)
+            except UsageError:
+                self.close()
+                raise
+        self._is_compressed = compression is not None
 
     @property
     def read_fraction(self) -> float | None:
         if self.bytes_total is None:
             return None
-        return min(1.0, self.bytes_read / self.bytes_total) if self.bytes_total else 1.0
+        read = self.bytes_read
+        if self._is_compressed:
+            read = self.bytes_total if self._file.closed else self._file.tell()
+        return min(1.0, read / self.bytes_total) if self.bytes_total else 1.0
 
     def close(self) -> None:
         if self.name != "-":
             self._stream.close()
+            self._file.close()
 
     def _chunks(self) -> Iterator[bytes]:
         """Raises `UsageError` for what is no text of ours, and when reading fails."""
@@ -131,8 +156,11 @@ class _ByteSource:
         while True:
             try:
                 chunk = read(CHUNK_BYTES)
-            except OSError as error:
-                raise UsageError(f"cannot read {self.name}: {error.strerror}") from error
+            except Exception as error:
+                problem = broken_data(error)
+                if problem is None:
+                    raise
+                raise UsageError(f"cannot read {self.name}: {problem}") from error
             if not chunk:
                 return
             if self.bytes_read == 0:
@@ -140,7 +168,7 @@ class _ByteSource:
             self.bytes_read += len(chunk)
             yield chunk
 
-    def _lines(self) -> Iterator[_Line]:
+    def _lines(self) -> Iterator[Line]:
         """Lines in order. A line above `LINE_BYTES_MAX` is given with its first bytes only."""
         held: list[bytes] = []
         held_bytes = size = start = 0
@@ -159,13 +187,13 @@ class _ByteSource:
                     part = b"".join(held)
                     held.clear()
                     held_bytes = 0
-                yield _Line(number, part, start, size) if number > 1 else _first_line(part, size)
+                yield Line(number, part, start, size) if number > 1 else _first_line(part, size)
                 number += 1
                 start += size + 1
                 size = 0
         if size:
             rest = b"".join(held)
-            yield _Line(number, rest, start, size, False) if number > 1 else _first_line(rest, size, ended=False)
+            yield Line(number, rest, start, size, False) if number > 1 else _first_line(rest, size, ended=False)
 
 
 class JsonlSource(_ByteSource):
@@ -175,8 +203,17 @@ class JsonlSource(_ByteSource):
     `UsageError` when the file cannot be opened.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, named: bool = False, stream: IO[bytes] | None = None) -> None:
-        super().__init__(path, stream)
+    _expected = "expected one whole JSON object or array on each line"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        named: bool = False,
+        stream: IO[bytes] | None = None,
+        compression: str | None = None,
+    ) -> None:
+        super().__init__(path, stream, compression)
         self.named = named
         """Each line names its function. May be set until `rows` is called."""
         self.named_hint = ""
@@ -208,9 +245,9 @@ class JsonlSource(_ByteSource):
         finally:
             self.close()
 
-    def _read_with_care(self, index: int, line: _Line) -> Row:
+    def _read_with_care(self, index: int, line: Line) -> Row:
         if line.size > LINE_BYTES_MAX:
-            return Row(index, failure=_too_large(line.size, "line", line.number))
+            return Row(index, failure=too_large(line.size, "line", line.number))
         try:
             line.content.decode()
         except UnicodeDecodeError as error:
@@ -233,13 +270,13 @@ class JsonlSource(_ByteSource):
             return Row(index, function=named.function, failure=_no_arguments(line.number, args, "args"))
         return Row(index, args, named.function)
 
-    def _trimmed(self, index: int, line: _Line) -> Row:
+    def _trimmed(self, index: int, line: Line) -> Row:
         content = line.content.strip()
         if content[0] not in _STARTS:
             return Row(index, failure=_no_arguments(line.number, content, "line"))
         return Row(index, content)
 
-    def _malformed(self, index: int, line: _Line, error: Exception) -> Row:
+    def _malformed(self, index: int, line: Line, error: Exception) -> Row:
         if isinstance(error, RecursionError):
             return Row(index, failure=_misfit(f"line {line.number}: nested too deeply", line.number))
         if b"NaN" in line.content or b"Infinity" in line.content:
@@ -247,7 +284,7 @@ class JsonlSource(_ByteSource):
         elif not line.ended:
             advice = "the file ends inside this line: it was cut off"
         else:
-            advice = "expected one whole JSON object or array on each line"
+            advice = self._expected
         if self.name == "-" and index == 0 and _looks_like_csv(line.content):
             advice += "; CSV on standard input needs --format csv"
         reason = str(error).replace("JSON is malformed: ", "")
@@ -262,29 +299,38 @@ class CsvSource(_ByteSource):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, delimiter: str | None = None, stream: IO[bytes] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        delimiter: str | None = None,
+        stream: IO[bytes] | None = None,
+        compression: str | None = None,
     ) -> None:
         if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
             raise UsageError(f"delimiter must be one character other than a quote or a line end, got {delimiter!r}")
-        super().__init__(path, stream)
+        super().__init__(path, stream, compression)
         self._delimiter = delimiter
+        self._header: list[str] | None = None
+        self._text = _CsvLines(self._lines())
+        self._reader: Iterator[list[str]] = iter(())
+
+    @property
+    def columns(self) -> Sequence[str] | None:  # type: ignore[override]  # read when it is asked for
+        """The header, empty where the file is. None: of a pipe it comes with its rows. Raises `UsageError`."""
+        return None if self.may_block and self._header is None else self._read_header()
 
     def rows(self) -> Iterator[Row]:
         encode = msgspec.json.Encoder().encode
-        lines = _CsvLines(self._lines())
-        header: list[str] | None = None
+        lines = self._text
         index = 0
         try:
-            reader = csv.reader(lines, delimiter=self._delimiter or lines.guess_delimiter(), strict=True)
+            header = self._read_header()
             while True:
                 lines.begin_row()
                 try:
-                    cells = next(reader)
+                    cells = next(self._reader)
                     if not cells:
                         continue  # a blank line
-                    if header is None:
-                        header = self._check_header(cells, lines)
-                        continue
                     if lines.problem is not None:
                         row = Row(index, failure=lines.problem)
                     elif len(cells) != len(header):
@@ -293,19 +339,38 @@ class CsvSource(_ByteSource):
                         args = encode(dict(zip(header, cells, strict=True)))
                         row = Row(index, args, None, True)
                         if len(args) > LINE_BYTES_MAX:
-                            row = Row(index, failure=_too_large(len(args), "line", lines.row_number))
+                            row = Row(index, failure=too_large(len(args), "line", lines.row_number))
                 except StopIteration:
                     return
                 except csv.Error as error:
                     row = Row(index, failure=self._malformed(error, lines))
-                if header is None:  # the header itself could not be read
-                    assert row.failure is not None
-                    raise UsageError(f"{self.name}: {row.failure.message}")
                 self.line_number = lines.row_number
                 yield row
                 index += 1
         finally:
             self.close()
+
+    def _read_header(self) -> list[str]:
+        """Once. Raises `UsageError` for one that names no columns, or cannot be read."""
+        if self._header is not None:
+            return self._header
+        lines = self._text
+        try:
+            self._reader = csv.reader(lines, delimiter=self._delimiter or lines.guess_delimiter(), strict=True)
+            while self._header is None:
+                lines.begin_row()
+                try:
+                    cells = next(self._reader)
+                except StopIteration:
+                    self._header = []
+                except csv.Error as error:
+                    raise UsageError(f"{self.name}: {self._malformed(error, lines).message}") from error
+                else:
+                    self._header = self._check_header(cells, lines) if cells else None
+        except BaseException:
+            self.close()
+            raise
+        return self._header
 
     def _check_header(self, cells: list[str], lines: _CsvLines) -> list[str]:
         if lines.problem is not None:
@@ -320,12 +385,12 @@ class CsvSource(_ByteSource):
         if twice:
             raise UsageError(f"{where}: two columns are named {twice[0]!r}: {expected}, each another")
         if 2 * sum(map(_is_number, names)) >= len(names):
-            raise UsageError(f"{where}: the first line looks like data ({_shorten_names(names)}): {expected}")
+            raise UsageError(f"{where}: the first line looks like data ({shorten_names(names)}): {expected}")
         return names
 
     def _ragged(self, cells: list[str], header: list[str], number: int) -> CallFailure:
         count = f"{len(cells)} cell" if len(cells) == 1 else f"{len(cells)} cells"
-        problem = f"line {number} has {count}, expected {len(header)} ({_shorten_names(header)})"
+        problem = f"line {number} has {count}, expected {len(header)} ({shorten_names(header)})"
         return _misfit(problem, number)
 
     def _malformed(self, error: csv.Error, lines: _CsvLines) -> CallFailure:
@@ -346,7 +411,7 @@ class _CsvLines:
     text is handed on as an empty cell, and `problem` says why: raising would end the reader.
     """
 
-    def __init__(self, lines: Iterator[_Line]) -> None:
+    def __init__(self, lines: Iterator[Line]) -> None:
         self._lines = lines
         self.row_number = 0
         self.problem: CallFailure | None = None
@@ -374,7 +439,7 @@ class _CsvLines:
             self._fresh = False
         content = line.content
         if line.size > LINE_BYTES_MAX:
-            self.problem = _too_large(line.size, "line", line.number)
+            self.problem = too_large(line.size, "line", line.number)
             return "?\n"
         if b"\0" in content:
             problem = f"line {line.number} holds a NUL byte: expected CSV text"
@@ -398,7 +463,8 @@ class IterableSource:
             raise UsageError(f"rows must be a list or another iterable of rows, got {type(values).__name__}")
         if hasattr(values, "iterrows") or hasattr(values, "iter_rows"):
             raise UsageError(
-                "a DataFrame is iterated by column: pass frame.to_dict('records'), or frame.iter_rows(named=True)"
+                "a DataFrame of this library is iterated by column: pass frame.to_dict('records'), or"
+                " frame.iter_rows(named=True)"
             )
         self._values = values
         self._strings = strings
@@ -424,9 +490,13 @@ class IterableSource:
                 yield Row(index, failure=fail(ErrorKind.SCHEMA, f"row {index}: {misfit.message}", **details))
                 continue
             if len(args) > LINE_BYTES_MAX:
-                yield Row(index, failure=_too_large(len(args), "row", index))
+                yield Row(index, failure=too_large(len(args), "row", index))
             else:
                 yield Row(index, args, None, self._strings)
+
+
+FileSource: TypeAlias = "JsonlSource | CsvSource | ParquetSource"
+"""Rows of a file or a pipe."""
 
 
 def open_source(
@@ -435,30 +505,54 @@ def open_source(
     *,
     named: bool = False,
     delimiter: str | None = None,
-) -> JsonlSource | CsvSource:
-    """The source for a file, by its suffix or by `format` (`jsonl`, `csv`, `tsv`); `-` is standard input, JSONL.
+) -> FileSource:
+    """The source for a file, by its suffixes or by `format`; `-` is standard input, JSONL.
 
-    Raises `UsageError` for a file that cannot be read, or whose format is not known.
+    Formats are `jsonl`, `csv`, `tsv`, `json` (one array) and `parquet` (a file, or a folder of them); all but the last
+    may be compressed: `csv.gz`, `jsonl.zst`. Raises `UsageError` for a file that cannot be read, or whose format is not
+    known.
     """
     text = str(path)
-    suffix = Path(text).suffix.lower().removeprefix(".")
-    chosen = format.lower().removeprefix(".") if format is not None else ("jsonl" if text == "-" else suffix)
+    chosen, compression = split_format(Path(text).name if format is None else f".{format}")
+    if format is None and text == "-":
+        chosen = "jsonl"
+    if delimiter is not None and chosen not in {"csv", "tsv"}:
+        raise UsageError(f"a delimiter is for CSV, but {text} is read as {_CALLED.get(chosen, chosen)}")
+    if named and chosen in {"csv", "tsv", "parquet"}:
+        advice = "give the target as FILE.py:FUNCTION"
+        raise UsageError(f"{text}: rows of a {_CALLED[chosen]} file name no function: {advice}")
     if chosen in {"jsonl", "ndjson"}:
-        if delimiter is not None:
-            raise UsageError(f"a delimiter is for CSV, but {text} is read as JSON Lines")
-        return JsonlSource(path, named=named)
-    if chosen in {"csv", "tsv"}:
-        if named:
-            raise UsageError(f"{text}: rows of a CSV file name no function: give the target as FILE.py:FUNCTION")
-        return CsvSource(path, delimiter=delimiter or ("\t" if chosen == "tsv" else None))
-    if format is None and text != "-":
-        _check_readable(Path(text))
-    if format is not None:
-        raise UsageError(f"unknown format {format!r}: expected jsonl, csv or tsv")
-    known = "expected .jsonl, .ndjson, .csv or .tsv, or a format named explicitly"
+        return JsonlSource(path, named=named, compression=compression)
     if chosen == "json":
-        raise UsageError(f"{text}: .json is one document: write one JSON object per line and call it .jsonl")
+        from callyard.worker.json_array import JsonArraySource  # which builds on this module
+
+        return JsonArraySource(path, named=named, compression=compression)
+    if chosen in {"csv", "tsv"}:
+        return CsvSource(path, delimiter=delimiter or ("\t" if chosen == "tsv" else None), compression=compression)
+    if chosen == "parquet" and compression is None:
+        from callyard.worker.tables import ParquetSource
+
+        return ParquetSource(path)
+    if format is not None:
+        raise UsageError(f"unknown format {format!r}: expected {FORMATS}")
+    if text != "-":
+        check_readable(Path(text))
+    known = f"expected {FORMATS} as its suffix, or a format named explicitly"
     raise UsageError(f"{text}: unknown format {chosen!r}: {known}" if chosen else f"{text} has no suffix: {known}")
+
+
+FORMATS: Final = "jsonl (or ndjson), csv, tsv, json or parquet, text also with .gz or .zst after it"
+_CALLED: Final = {"jsonl": "JSON Lines", "ndjson": "JSON Lines", "csv": "CSV", "tsv": "CSV", "parquet": "Parquet"}
+
+
+def open_rows(rows: Iterable[Any]) -> IterableSource | FrameSource:
+    """The source for rows in memory: a pandas or Polars frame, an Arrow table, or any iterable of rows.
+
+    Raises `UsageError` for what is none of these.
+    """
+    from callyard.worker.tables import FrameSource, is_frame
+
+    return FrameSource(rows) if is_frame(rows) else IterableSource(rows)
 
 
 def _standard_input() -> IO[bytes]:
@@ -469,7 +563,7 @@ def _standard_input() -> IO[bytes]:
     return cast(IO[bytes], getattr(stream.buffer, "raw", stream.buffer))
 
 
-def _check_readable(path: Path) -> os.stat_result:
+def check_readable(path: Path) -> os.stat_result:
     expected = "expected a file of rows, such as rows.jsonl or rows.csv"
     try:
         info = path.stat()
@@ -484,7 +578,7 @@ def _check_readable(path: Path) -> os.stat_result:
 
 def _open(path: Path) -> tuple[IO[bytes], int | None]:
     """The open file and its size; None for what has none, such as a named pipe."""
-    info = _check_readable(path)
+    info = check_readable(path)
     try:
         stream = path.open("rb", buffering=0)
     except OSError as error:
@@ -496,28 +590,31 @@ def _check_magic(name: str, chunk: bytes) -> None:
     """Refuse a file whose every line would fail for one reason."""
     if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
         raise UsageError(f"{name} is UTF-16 or UTF-32 text: save it as UTF-8")
-    if chunk.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")):
-        raise UsageError(f"{name} is compressed: unpack it first, for example: zcat {name} | callyard run TARGET -")
+    for magic, suffix in ((b"\x1f\x8b", "gz"), (b"\x28\xb5\x2f\xfd", "zst")):
+        if chunk.startswith(magic):
+            raise UsageError(f"{name} is compressed: let its name end so, or say it with --format jsonl.{suffix}")
+    if chunk.startswith((b"BZh", b"\xfd7zXZ", b"PK\x03\x04")):
+        raise UsageError(f"{name} is compressed, and neither by gzip nor by zstd: unpack it first")
     if chunk.startswith(b"PAR1"):
-        raise UsageError(f"{name} is Parquet: expected JSON Lines or CSV")
+        raise UsageError(f"{name} is Parquet: let its name end in .parquet, or say --format parquet")
 
 
-def _first_line(content: bytes, size: int, *, ended: bool = True) -> _Line:
-    mark = len(_BOM) if content.startswith(_BOM) else 0
-    return _Line(1, content[mark:], mark, size - mark, ended)
+def _first_line(content: bytes, size: int, *, ended: bool = True) -> Line:
+    mark = len(BOM) if content.startswith(BOM) else 0
+    return Line(1, content[mark:], mark, size - mark, ended)
 
 
 def _misfit(problem: str, line: int, **details: Any) -> CallFailure:
     return fail(ErrorKind.SCHEMA, problem, line=line, **details)
 
 
-def _too_large(size: int, place: str, number: int) -> CallFailure:
+def too_large(size: int, place: str, number: int) -> CallFailure:
     problem = f"{place} {number} of {size} bytes exceeds line_bytes_max={LINE_BYTES_MAX}"
     details: dict[str, Any] = {place: number, "limit": LINE_BYTES_MAX, "size": size}
     return fail(ErrorKind.SCHEMA, problem, **details)
 
 
-def _not_utf8(line: _Line, error: UnicodeDecodeError) -> CallFailure:
+def _not_utf8(line: Line, error: UnicodeDecodeError) -> CallFailure:
     offset = line.start + error.start
     problem = f"line {line.number} is not UTF-8: byte 0x{line.content[error.start]:02x} at byte {offset} of the file"
     return _misfit(problem, line.number, byte=offset)
@@ -543,6 +640,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _shorten_names(names: Sequence[str]) -> str:
+def shorten_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_SHOWN_NAMES])
     return f"{shown}, …" if len(names) > _SHOWN_NAMES else shown

@@ -59,7 +59,15 @@ class CodeView(Mapping[str, FunctionTarget]):
 
     def with_budget(self, budget_ms: int) -> CodeView:
         """The same code, with another budget for every function."""
-        targets = {name: msgspec.structs.replace(target, budget_ms=budget_ms) for name, target in self._targets.items()}
+        return self._with(budget_ms=budget_ms)
+
+    def only_checking(self) -> CodeView:
+        """The same code, of which nothing is called: a call ends once its arguments were bound. That may be done again,
+        and beside anything."""
+        return self._with(check_only=True, idempotent=True, pure=False, exclusive=False, max_concurrency=None)
+
+    def _with(self, **changes: Any) -> CodeView:
+        targets = {name: msgspec.structs.replace(target, **changes) for name, target in self._targets.items()}
         return CodeView(self.digest, targets, audit_id=self.audits.get(self.digest, ""), refusal=self.refusal)
 
 

@@ -141,6 +141,7 @@ class WorkerConfig:
     audit_timeout_ms: int = 10_000  # one try of an audit policy; it has three
     cancel_grace_ms: int = 250
     drain_deadline_ms: int = 30_000
+    executor_python: str = ""  # a path, a virtual environment, a command, or auto; empty: the interpreter of the worker
     executor_nice: int = 0  # how far executors step back behind other processes, 0..19; a server says 5
     capture_locals: bool = False
     executors_max: int = 0  # while exclusive calls wait; 0: four times the CPUs
@@ -157,6 +158,7 @@ class WorkerConfig:
             _check_range(name, value, low, high)
         if self.link_mode not in get_args(LinkMode):
             raise UsageError(f"link_mode must be one of {', '.join(get_args(LinkMode))}, got {self.link_mode!r}")
+        _check_text("executor_python", self.executor_python)
         check_choice(self.sandbox, self.sandbox_min)
         if self.sandbox_choice != "off" and self.link_mode == "path":
             raise UsageError("link_mode=path has no sandbox: its link is inherited, link_mode=socketpair")
@@ -281,9 +283,12 @@ class WorkerConfig:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **overrides: Any) -> WorkerConfig:
-        """Defaults, then `CALLYARD_…` variables, then `overrides`. A value that does not parse is a UsageError."""
+        """Defaults (executor_python: auto), then `CALLYARD_…` variables, then `overrides`.
+
+        A value that does not parse is a UsageError.
+        """
         kinds = {field.name: field.type for field in fields(cls)}
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"executor_python": "auto"}  # a command stands beside the user's project, not in it
         for variable, name in ENVIRONMENT.items():
             text = environ.get(f"CALLYARD_{variable}")
             if text is not None:
@@ -303,6 +308,11 @@ class WorkerConfig:
 def setting_range(name: str) -> tuple[int, int] | None:
     """Least and largest value of a setting; None: it is no number."""
     return _RANGES.get(name)
+
+
+def _check_text(shown: str, value: object) -> None:
+    if not isinstance(value, str) or "\0" in value:
+        raise UsageError(f"{shown} must be a text, got {value!r}")
 
 
 def _check_range(shown: str, value: int, low: int, high: int) -> None:
@@ -338,6 +348,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
             "executors_max",
             "after_interrupt",
             "executor_nice",
+            "executor_python",
             "executor_spawn_mode",
             "sandbox",
             "sandbox_min",

@@ -385,6 +385,7 @@ class ExecutorLink(asyncio.Protocol):
                 audit=batch.audit,
                 promises=IDEMPOTENT,
                 events=batch.events,
+                check_only=target.check_only,
             )
             message = ExecuteCall(call.call_id, payload)
         else:
@@ -401,6 +402,7 @@ class ExecutorLink(asyncio.Protocol):
                     batch.audit,
                     IDEMPOTENT,
                     batch.events,
+                    target.check_only,
                 )
             )
         frame = encode_message(message)

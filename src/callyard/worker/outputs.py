@@ -21,7 +21,7 @@ import msgspec
 
 from callyard.errors import CallFailure, UsageError
 from callyard.scheduler import CallResult
-from callyard.worker.results import printed_of
+from callyard.worker.results import echo_of, printed_of
 
 __all__ = [
     "CallResult",
@@ -90,6 +90,8 @@ class JsonlOutput:
         with_printed: bool = False,
     ) -> None:
         self._format = format_line_with_printed if with_printed else format_line
+        self._empties = False
+        """The file still holds what is to be replaced: it goes when there is something to take its place."""
         self.lines = 0
         """Lines handed on so far."""
         self._buffer: list[bytes] = []
@@ -107,7 +109,7 @@ class JsonlOutput:
             self.name, self._stream = "standard output", _standard_output()
         else:
             self.name = str(target)
-            self._owned, self._written = _open(Path(target), existing, source)
+            self._owned, self._written, self._empties = _open(Path(target), existing, source)
 
     def write(self, results: Sequence[CallResult]) -> None:
         add = self._buffer.append
@@ -124,6 +126,7 @@ class JsonlOutput:
     def flush(self) -> None:
         if not self._buffer:
             return
+        self._empty()
         self._flushed_at_s = time.monotonic()
         data = b"".join(self._buffer)
         self._buffer.clear()
@@ -148,6 +151,7 @@ class JsonlOutput:
         if self._closed:
             return
         self.flush()
+        self._empty()  # a run without results replaces it too
         self._closed = True
         if self._owned is not None:
             try:
@@ -157,12 +161,18 @@ class JsonlOutput:
 
     def abort(self) -> None:
         with contextlib.suppress(OutputError, OutputClosed):
-            self.close()
+            self.flush()
         if not self._closed:
             self._closed = True
             if self._owned is not None:
                 with contextlib.suppress(OSError):
                     os.close(self._owned)
+
+    def _empty(self) -> None:
+        if self._empties:
+            assert self._owned is not None
+            self._empties = False
+            os.ftruncate(self._owned, 0)
 
     def _describe(self, error: Exception) -> str:
         code = getattr(error, "errno", None)
@@ -238,9 +248,26 @@ def open_output(
     existing: Existing = "refuse",
     source: str | os.PathLike[str] | None = None,
     with_printed: bool = False,
-) -> JsonlOutput:
-    """The sink for a path, by its suffix or by `format`; `-` is standard output. Raises `OutputError`."""
-    _check_format(path, format)
+    output_schema: bytes = b"{}",
+    repeated: Sequence[str] = (),
+) -> OutputSink:
+    """The sink for a path, by its suffix or by `format` (`jsonl`, `parquet`); `-` is standard output.
+
+    Parquet is a folder of parts; `output_schema`, JSON Schema of the results, gives its columns their types, and
+    `repeated` names what results repeat of their rows. Raises
+    `OutputError`, and `UsageError` where pyarrow is missing.
+    """
+    if _check_format(path, format) == "parquet":
+        from callyard.worker.parquet_output import ParquetOutput
+
+        return ParquetOutput(
+            path,
+            output_schema,
+            existing=existing,
+            source=source,
+            with_printed=with_printed,
+            repeated=repeated,
+        )
     return JsonlOutput(path, existing=existing, source=source, with_printed=with_printed)
 
 
@@ -251,38 +278,47 @@ def check_output(
     existing: Existing = "refuse",
     source: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Refuse what `open_output` would refuse at a look, and touch nothing. Raises `OutputError`."""
-    _check_format(path, format)
-    if str(path) == "-":
+    """Refuse what `open_output` would refuse at a look, and touch nothing. Raises as it does."""
+    if _check_format(path, format) == "parquet":
+        from callyard.worker.parquet_output import check_folder
+
+        check_folder(Path(path), existing, source)
+    elif str(path) == "-":
         _standard_output()
     else:
         _check_place(Path(path), existing, source)
 
 
-def _check_format(path: str | os.PathLike[str], format: str | None) -> None:
+def _check_format(path: str | os.PathLike[str], format: str | None) -> str:
     text = str(path)
     chosen = (format or Path(text).suffix).lower().removeprefix(".")
+    if chosen == "parquet" and text != "-":
+        return chosen
     if format is None and (text == "-" or not _is_regular(Path(text))):
         chosen = "jsonl"
     if chosen not in {"jsonl", "ndjson"}:
-        raise OutputError(f"{text}: unknown output format {chosen!r}: expected .jsonl or .ndjson")
+        raise OutputError(f"{text}: unknown output format {chosen!r}: expected .jsonl, .ndjson or .parquet")
+    return "jsonl"
 
 
 def format_line(result: CallResult) -> bytes:
     """A result as its line, with the line end.
 
     `{"index":0,"ok":true,"output":…}`, or `{"index":0,"ok":false,"error":{"kind","message","attempts","outcome"}}` with
-    `details` when there are any. Source: X87.
+    `details` when there are any; after the index what is repeated of the row, `"id":…` and `"args":…`. Source: X87.
     """
     failure = result.failure
+    echo = echo_of(result)
+    if echo:
+        echo += b","
     if failure is not None:
-        error = _ENCODE(_error_fields(failure))
-        return b'{"index":%d,"ok":false,"error":%b}\n' % (result.index, error)
+        error = _ENCODE(error_fields(failure))
+        return b'{"index":%d,%b"ok":false,"error":%b}\n' % (result.index, echo, error)
     output = result.output
     assert output is not None, f"result {result.index} has neither output nor failure"
     if b"\n" in output or b"\r" in output:  # white space in foreign JSON; inside text it is always escaped
         output = output.replace(b"\n", b" ").replace(b"\r", b" ")
-    return b'{"index":%d,"ok":true,"output":%b}\n' % (result.index, output)
+    return b'{"index":%d,%b"ok":true,"output":%b}\n' % (result.index, echo, output)
 
 
 def format_line_with_printed(result: CallResult) -> bytes:
@@ -295,7 +331,7 @@ def format_line_with_printed(result: CallResult) -> bytes:
     return b'%b,"printed":%b%b}\n' % (line[:-2], _ENCODE(printed.text), cut)
 
 
-def _error_fields(failure: CallFailure) -> dict[str, Any]:
+def error_fields(failure: CallFailure) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "kind": failure.kind,
         "message": failure.message,
@@ -321,15 +357,14 @@ def _is_regular(path: Path) -> bool:
         return True
 
 
-def _open(path: Path, existing: Existing, source: str | os.PathLike[str] | None) -> tuple[int, int]:
-    """Open for writing: the descriptor, and how many bytes of whole lines it holds."""
+def _open(path: Path, existing: Existing, source: str | os.PathLike[str] | None) -> tuple[int, int, bool]:
+    """Open for writing: the descriptor, how many bytes of whole lines it holds, whether these are to go."""
     is_regular = _check_place(path, existing, source)
     flags = os.O_RDWR if is_regular else os.O_WRONLY  # read back after a failed write, to cut to whole lines
-    if existing != "append":
-        flags |= os.O_TRUNC
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        return fd, _continue_after(fd) if existing == "append" and is_regular else 0
+        kept = _continue_after(fd) if existing == "append" and is_regular else 0
+        return fd, kept, is_regular and existing != "append"
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
 

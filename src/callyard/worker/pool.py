@@ -16,7 +16,7 @@ import secrets
 import shutil
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -671,15 +671,24 @@ class Pool:
     # --- describing ---------------------------------------------------------------------------------------------
 
     async def describe(
-        self, executor: Executor, digest: Digest, path: Path, module: str, *, only_load: bool = False
+        self,
+        executor: Executor,
+        digest: Digest,
+        path: Path,
+        module: str,
+        *,
+        only_load: bool = False,
+        names: Sequence[str] = (),
     ) -> DescribedPayload:
-        """Have an executor load a bundle and say what is in it (D6). Raises UsageError when it dies or is too slow."""
+        """Have an executor load a bundle and say what is in it (D6). Raises UsageError when it dies or is too slow.
+
+        `names`: callables of its module that are wanted, declared or not."""
         request_id = RequestId(f"describe-{digest[:12]}-{executor.executor_id}")
         answer: asyncio.Future[DescribedPayload] = self._loop.create_future()
         self._describing[request_id] = answer
         executor.described = digest
         shown = "" if executor.pool.spawner.sends_code else str(path)
-        wanted = Describe(request_id, DescribePayload(digest, shown, module, only_load))
+        wanted = Describe(request_id, DescribePayload(digest, shown, module, only_load, list(names)))
         self._send_after_code(executor.link, path, wanted)
         gone = asyncio.ensure_future(executor.gone.wait())
         try:
@@ -703,7 +712,9 @@ class Pool:
             "Move slow work out of the module's top level, or raise it: --start-timeout 5m."
         )
 
-    async def describe_apart(self, digest: Digest, path: Path, module: str) -> DescribedPayload:
+    async def describe_apart(
+        self, digest: Digest, path: Path, module: str, *, names: Sequence[str] = ()
+    ) -> DescribedPayload:
         """The same in a process that serves nothing else, and ends with it. Raises UsageError."""
         self._check_not_stopping()
         pool = self._pools[DEFAULT_POOL]
@@ -716,7 +727,7 @@ class Pool:
             except OSError as error:
                 raise UsageError(f"no executor can be started to describe {module!r}: {error}") from error
         try:
-            return await self.describe(executor, digest, path, module)
+            return await self.describe(executor, digest, path, module, names=names)
         finally:
             self.lose(executor, "recycled", "it described a bundle")
 

@@ -39,11 +39,24 @@ class ToldResult(CallResult, frozen=True, gc=False):
     """A result with what its call told on the way."""
 
     printed: Printed | None = None
+    echo: bytes = b""
+    """JSON members that its line repeats of its row."""
 
 
 def printed_of(result: CallResult) -> Printed | None:
     """What is attached to a result; None: nothing, because the call told nothing or nobody asked."""
     return result.printed if isinstance(result, ToldResult) else None
+
+
+def echo_of(result: CallResult) -> bytes:
+    """JSON members for its line, such as `"id":"A7"`; empty: none."""
+    return result.echo if isinstance(result, ToldResult) else b""
+
+
+def with_echo(result: CallResult, echo: bytes) -> ToldResult:
+    return ToldResult(
+        result.index, result.output, result.failure, result.attempts, result.notes, printed_of(result), echo
+    )
 
 
 class Result:

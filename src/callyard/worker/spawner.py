@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from callyard.executor import launch
 from callyard.ids import ExecutorId
 from callyard.wire.messages import PROTOCOL_VERSION
+from callyard.worker.interpreter import Interpreter
 
 TAIL_LINES: Final = 20
 TAIL_LINE_BYTES_MAX: Final = 2_000
@@ -100,16 +102,20 @@ class Spawner(Protocol):
 
 
 class ProcessSpawner:
-    """Spawn mode `process`: a plain child of this interpreter."""
+    """Spawn mode `process`: a plain child, of this interpreter or another."""
 
     sends_code = False
 
-    def __init__(self, python: str = sys.executable) -> None:
-        self._python = python
+    def __init__(self, interpreter: Interpreter | None = None) -> None:
+        """None: our own."""
+        self._interpreter = interpreter
 
     def build_command(self, order: SpawnOrder, lifeline_fd: int) -> list[str]:
+        arguments = self.build_arguments(order, lifeline_fd)
         # -P: the current folder is not the bundle
-        return [self._python, "-P", "-m", "callyard.executor", *self.build_arguments(order, lifeline_fd)]
+        if self._interpreter is None or self._interpreter.is_own:
+            return [sys.executable, "-P", "-m", "callyard.executor", *arguments]
+        return [self._interpreter.path, "-P", launch.__file__, launch.BIND, "", *arguments]
 
     def build_arguments(self, order: SpawnOrder, lifeline_fd: int) -> list[str]:
         link = (

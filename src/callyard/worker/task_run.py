@@ -26,7 +26,7 @@ from callyard.worker.code_view import CodeView
 from callyard.worker.config import WorkerConfig
 from callyard.worker.feeds import RowFeed
 from callyard.worker.io.hub import TaskIoOptions
-from callyard.worker.results import EventCallback, ToldCalls
+from callyard.worker.results import EventCallback, ToldCalls, with_echo
 from callyard.worker.subcall_trail import SubcallTrail
 
 BATCH_SPAN_MS: Final = 20
@@ -73,6 +73,8 @@ class TaskRun:
         self._function = function
         self._on_end = on_end
         self._feed: RowFeed | None = None
+        self._echoes: dict[int, bytes] = {}
+        """By index, of rows that were taken and are not settled: what their results repeat."""
         self._window = CreditWindow(config.max_outstanding_batches)
         self._reorder: ReorderBuffer[CallResult] = ReorderBuffer(config.reorder_bytes_max, ordered=ordered)
         self._next_batch = 0
@@ -149,6 +151,8 @@ class TaskRun:
         name = row.function or self._function
         failure = row.failure
         target = None
+        if row.echo:
+            self._echoes[row.index] = row.echo
         if failure is None:
             target = self._view.get(name) if name is not None else None
             if target is None:
@@ -204,6 +208,10 @@ class TaskRun:
     def on_batch_settled(self, command: c.BatchSettled) -> None:
         self._measure(len(command.results))
         results, told_bytes = self._told.attach(command.results)
+        if self._echoes:
+            echoes = [self._echoes.pop(result.index, b"") for result in results]
+            results = [with_echo(result, echo) for result, echo in zip(results, echoes, strict=True)]
+            told_bytes += sum(map(len, echoes))
         if self._reorder.settle(command.batch_index, results, command.output_bytes + told_bytes):
             self._window.give_back()
             self.produce()

@@ -20,7 +20,7 @@ from contextlib import aclosing
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 import msgspec
 
@@ -33,6 +33,7 @@ from callyard.functions.function import MILLISECONDS_MAX
 from callyard.functions.loading import refuse_while_importing
 from callyard.functions.ports import AskCallback, SubcallEvent
 from callyard.functions.registry import FunctionSpec, Registry, UnknownFunction
+from callyard.functions.script import read_script
 from callyard.ids import Digest, ExecutorId, FunctionId, TaskId, Tenant
 from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan
 from callyard.scheduler.placement import DEFAULT_POOL, PoolName
@@ -42,10 +43,13 @@ from callyard.wire.messages import CallContext, CallEventPayload
 from callyard.worker.actor import Actor, describe_missing_function
 from callyard.worker.attempts import AttemptRunner
 from callyard.worker.audit_gate import Admission, AuditGate, AuditRefused
-from callyard.worker.builders import CallSource, IterableSource, Row
+from callyard.worker.builders import CallSource, Row, open_rows
 from callyard.worker.code_view import BundleShelf, CodeView
+from callyard.worker.columns import Extra, FittedRows
 from callyard.worker.config import WorkerConfig
+from callyard.worker.failure_limit import FailureLimit
 from callyard.worker.feeds import InlineFeed, ThreadFeed
+from callyard.worker.interpreter import Interpreter, choose_interpreter, own_interpreter
 from callyard.worker.io.config import IoConfig
 from callyard.worker.io.hub import IoHub, IoStatistics
 from callyard.worker.io.registry import advise, build_providers
@@ -57,12 +61,15 @@ from callyard.worker.run_folder import RunFolder
 from callyard.worker.sandbox.levels import OFF, Sandbox
 from callyard.worker.sandbox.spawner import open_spawner
 from callyard.worker.spawner import OutputCallback, Spawner
+from callyard.worker.tables import FrameSource, check_free, hold, with_results
 from callyard.worker.task_run import AttemptCall, SingleCall, TaskRun
 
 FLUSH_INTERVAL_S: Final = 0.5
 MAX_ATTEMPTS_RANGE: Final = (1, 1_000_000)
 TENANT_CHARACTERS_MAX: Final = 256
 _TASK_NUMBERS: Final = itertools.count(1)
+Frame = TypeVar("Frame")
+"""A DataFrame or a Table, of whatever library."""
 
 
 def print_output(executor_id: ExecutorId, line: str) -> None:
@@ -73,13 +80,14 @@ def print_output(executor_id: ExecutorId, line: str) -> None:
 class Worker:
     """Runs calls of one registry. Use it as an async context manager, from one event loop.
 
-    `registry` may be the path of a Python file. `executors` is the number of processes (default: the CPUs this process
-    may use); every other setting of `WorkerConfig` may be given by name. `on_output` is called with each line that user
-    code prints; by default it goes to standard error. `audit` accepts or refuses the code before any of it is described
-    or sent: "allow", "ast", "cmd: …", a policy, a callable that takes a `BundleView`, or a command as a list;
-    `audit_log` is the JSONL file that gets a line per verdict. `io` says what functions may reach through the
-    worker, in the shape of the table `[io]` of a settings file. `pools` are named pools of executors, `{"gpu":
-    PoolConfig(executors=1)}`, for functions that name one: `@function(pool="gpu")`.
+    `registry` may be a target: a Python file, a module or a folder, with or without `:function`. `executors` is the
+    number of processes (default: the CPUs this process may use); every other setting of `WorkerConfig` may be given
+    by name. `on_output` is called with each line that user code prints; by default it goes to standard error. `audit`
+    accepts or refuses the code before any of it is described or sent: "allow", "ast", "cmd: …", a policy, a callable
+    that takes a `BundleView`, or a command as a list; `audit_log` is the JSONL file that gets a line per verdict.
+    `io` says what functions may reach through the worker, in the shape of the table `[io]` of a settings file.
+    `pools` are named pools of executors, `{"gpu": PoolConfig(executors=1)}`, for functions that name one:
+    `@function(pool="gpu")`.
     """
 
     def __init__(
@@ -104,6 +112,7 @@ class Worker:
         self.config = (config or WorkerConfig()).with_settings(**settings)
         self._on_output = on_output
         self._spawner = spawner
+        self._interpreter = own_interpreter()
         self._sandboxes: dict[PoolName, Sandbox] = {}
         self._confined = {
             name
@@ -156,11 +165,14 @@ class Worker:
         if self._pool is not None or self._closing:
             raise UsageError("this worker was started, or closed, before; make a new one")
         spawners: dict[PoolName, Spawner] = {}
+        if self._spawner is None and self.config.executor_python:
+            self._interpreter = await asyncio.to_thread(self._choose_interpreter)
+            self._check_starting()
         for name in (DEFAULT_POOL, *map(PoolName, () if only_describe else self.config.pools)):
             if self._spawner is not None:
                 spawners[name] = self._spawner
             else:
-                spawners[name], self._sandboxes[name] = await open_spawner(self.config.of_pool(name))
+                spawners[name], self._sandboxes[name] = await open_spawner(self.config.of_pool(name), self._interpreter)
             self._check_starting()
         self._folder = RunFolder()
         try:
@@ -210,7 +222,10 @@ class Worker:
             executor = await self._pool.wait_attached()
             self._check_memory(executor)
             if not self.registry.is_described:
-                self.registry.adopt(await self._pool.describe(executor, bundle.digest, path, bundle.module))
+                described = await self._pool.describe(
+                    executor, bundle.digest, path, bundle.module, names=self.registry.named
+                )
+                self.registry.adopt(described)
             self._check_starting()  # the answer may be the last thing that a process sent
             if not only_describe:
                 self._check_pools(self.registry)
@@ -219,6 +234,17 @@ class Worker:
         except BaseException:
             await self.close(drain=False)
             raise
+
+    def _choose_interpreter(self) -> Interpreter:
+        bundle = self.registry.bundle
+        trusted = not self._confined and self._policy is None
+        script = read_script(bundle.source, bundle.name)
+        return choose_interpreter(self.config.executor_python, self.registry.path, script, trusted=trusted)
+
+    @property
+    def interpreter(self) -> Interpreter:
+        """What executors run; known once it was started."""
+        return self._interpreter
 
     def _check_starting(self) -> None:
         """After each wait but those in the pool, which asks the same."""
@@ -252,7 +278,7 @@ class Worker:
             admission = await self._gate.admit(BundleView.of(bundle, path))
             if admission.refusal is not None:
                 raise AuditRefused(admission.refusal)
-            fresh.adopt(await self._pool.describe_apart(bundle.digest, path, bundle.module))
+            fresh.adopt(await self._pool.describe_apart(bundle.digest, path, bundle.module, names=fresh.named))
             self._check_pools(fresh)
             if self._closing:
                 raise UsageError("the worker was closed while it reloaded")
@@ -439,6 +465,8 @@ class Worker:
         tenant: str = "default",
         fail_fast: bool = False,
         cache: CachePolicy = "promised",
+        columns: Sequence[str] | None = None,
+        extra: Extra = "refuse",
         on_event: EventCallback | None = None,
         capture: bool = False,
     ) -> AsyncGenerator[Result, None]:
@@ -448,14 +476,20 @@ class Worker:
         (positional), or any other value (the only argument). Memory is bounded however long the list: rows are read
         as results are taken. Leaving the loop early cancels the rest. Raises what `rows` raises.
 
+        `rows` may be a pandas or Polars DataFrame or an Arrow table: a row is then a mapping by column, a cell that is
+        empty or NaN None. A column that the function has no place for is a UsageError before the first call, unless
+        `columns` names those to take, or `extra` is "ignore".
+
         With `fail_fast` the first final failure stops the list: calls that run still end, and what never ran is
         `cancelled`. `cache` says whose results are kept and shared among equal calls of this list, subcalls included:
         of `pure` functions ("promised"), of all, or of none ("off"). `on_event` gets progress, log and output while
         calls run; with `capture` each Result has in `printed` what its call printed and logged.
         """
-        self._spec(function)
+        spec = self._spec(function)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
-        source = IterableSource(rows)
+        source: CallSource = open_rows(rows)
+        if isinstance(source, FrameSource) or columns is not None or extra != "refuse":
+            source = FittedRows(source, spec, columns=columns, extra=extra)
         run = self._open_run(
             function,
             ordered,
@@ -481,6 +515,24 @@ class Worker:
             if timer is not None:
                 timer.cancel()
 
+    async def map_frame(self, function: str, frame: Frame, *, into: str = "output", **options: Any) -> Frame:
+        """`map` over a frame, and the frame back with two more columns: the results, named `into`, and `into_error`,
+        text where a call failed. It is of the library that it came from (of pyarrow for other Arrow tables).
+
+        Results of types that one column does not hold are JSON text. The options are those of `map` but `ordered`. All
+        results are held in memory.
+        """
+        frame = hold(frame)
+        check_free(frame, into)
+        values: list[Any] = []
+        errors: list[str | None] = []
+        async with aclosing(self.map(function, cast(Iterable[Any], frame), ordered=True, **options)) as results:
+            async for result in results:
+                failure = result.error
+                values.append(None if failure is not None else result.value)
+                errors.append(None if failure is None else f"{failure.kind.value}: {failure.message}")
+        return cast(Frame, with_results(frame, values, errors, into))
+
     def open_run(
         self,
         function: str | None,
@@ -490,21 +542,25 @@ class Worker:
         max_attempts: int | None = None,
         budget_ms: int | None = None,
         deadline_ms: int | None = None,
-        max_failures: int | None = None,
+        max_failures: int | str | FailureLimit | None = None,
         fail_fast: bool = False,
         cache: CachePolicy = "promised",
         tenant: str = "default",
         on_event: EventCallback | None = None,
         capture: bool = False,
+        check_only: bool = False,
     ) -> Run:
         """A call list from `source` to `sink`. `function` None: each row names its own.
 
-        More than `max_failures` failed calls stop the run, and what runs then. With `fail_fast` the first one stops it,
-        and calls that run still end. With `capture` the sink gets results with what their calls printed.
+        More than `max_failures` failed calls, a number or a share such as "5%", stop the run, and what runs then; a
+        share counts from 100 ended calls on. With `fail_fast` the first one stops it, and calls that run still end.
+        With `capture` the sink gets results with what their calls printed. With `check_only` nothing is called: a row
+        whose arguments fit the function has the result null, another fails as it would.
         """
         if function is not None:
             self._spec(function)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
+        limit = None if max_failures is None else FailureLimit.of(max_failures)
         task = self._open_run(
             function,
             True,
@@ -512,11 +568,12 @@ class Worker:
             budget_ms,
             tenant,
             fail_fast=fail_fast,
-            cache=cache,
+            cache="off" if check_only else cache,
             on_event=on_event,
             capture=capture,
+            check_only=check_only,
         )
-        return Run(self, task, source, sink, deadline_ms, max_failures)
+        return Run(self, task, source, sink, deadline_ms, limit)
 
     async def run(self, function: str | None, source: CallSource, sink: OutputSink, **options: Any) -> RunSummary:
         """Run a whole call list; see `open_run` for the options. Raises what the source or the sink raises."""
@@ -647,10 +704,13 @@ class Worker:
         cache: CachePolicy,
         on_event: EventCallback | None,
         capture: bool,
+        check_only: bool = False,
     ) -> TaskRun:
         if cache not in get_args(CachePolicy):
             raise UsageError(f"cache must be one of {', '.join(get_args(CachePolicy))}, got {cache!r}")
         plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=True)
+        if check_only:
+            view = view.only_checking()
         plan = msgspec.structs.replace(
             plan, cache=cache, on_failure="fail_fast" if fail_fast else "continue", takes_rows=True
         )
@@ -756,14 +816,14 @@ class Run:
         source: CallSource,
         sink: OutputSink,
         deadline_ms: int | None,
-        failures_max: int | None,
+        failure_limit: FailureLimit | None,
     ) -> None:
         self._worker = worker
         self._task = task
         self._source = source
         self._sink = sink
         self._deadline_ms = deadline_ms
-        self._failures_max = failures_max
+        self._failure_limit = failure_limit
         self._clock = worker._clock
         self._started_at_ms = self._clock.now_ms()
         self._calls = 0
@@ -833,7 +893,7 @@ class Run:
             raise self._sink_error
         self._count(batch)
         self._sink.write(batch)
-        if self._failures_max is not None and self._failed > self._failures_max:
+        if self._failure_limit is not None and self._failure_limit.is_exceeded(self._failed, self._calls):
             self._task.stop(StopReason.MAX_FAILURES)
 
     def _count(self, batch: Sequence[CallResult]) -> None:

@@ -198,7 +198,7 @@ def test_an_overrun_shows_where_and_nothing_of_the_engine() -> None:
     [
         (["--limit", "-1"], "'--limit': expected a whole number of at least 0, got '-1'"),
         (["-x", "2000"], "'-x': expected a whole number from 1 to 1024, got '2000'"),
-        (["--format", "xml"], "unknown format 'xml': expected jsonl, csv or tsv"),
+        (["--format", "xml"], "unknown format 'xml': expected jsonl (or ndjson), csv, tsv, json or parquet"),
     ],
 )
 def test_a_setting_is_named_as_it_was_given(words: list[str], message: str) -> None:

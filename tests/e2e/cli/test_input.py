@@ -22,7 +22,7 @@ DOUBLE = f"{TARGET}:double"
         ("nowhere.jsonl", "nowhere.jsonl does not exist: expected a file of rows, such as rows.jsonl or rows.csv"),
         ("folder", "folder is a folder: expected a file of rows"),
         ("utf16.jsonl", "utf16.jsonl is UTF-16 or UTF-32 text: save it as UTF-8"),
-        ("no_function.csv", "rows of a CSV file name no function"),
+        ("no_function.csv", "rows of a table name no function"),
     ],
 )
 def test_a_file_that_is_no_call_list(tmp_path: Path, name: str, message: str) -> None:

@@ -24,7 +24,7 @@ def allows(monkeypatch: pytest.MonkeyPatch) -> Any:
     def set_levels(*levels: str) -> None:
         home = CgroupHome(version=2, parents={"memory": Path("/"), "pids": Path("/")})
 
-        def try_level(level: Level, limits: Limits) -> Trial:
+        def try_level(level: Level, limits: Limits, interpreter: object = None) -> Trial:
             if level not in levels:
                 return Trial(level=level, reason=f"no {level} here", advice=f"install {level}")
             plan = Plan(level=level, limits=limits, visible=(), cgroups=home)

@@ -26,7 +26,7 @@ def allows(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`allows("bwrap", …)`: the levels that this machine has."""
 
     def set_levels(*levels: str, groups: tuple[str, ...] = (), kept_root: str = "") -> None:
-        def try_level(level: Level, limits: Limits) -> Trial:
+        def try_level(level: Level, limits: Limits, interpreter: object = None) -> Trial:
             if level not in levels:
                 return Trial(level=level, reason=f"no {level} here", advice=ADVICE[level])
             home = CgroupHome(version=2, parents=dict.fromkeys(groups, Path("/")))

@@ -269,9 +269,10 @@ def test_an_empty_file_is_read_to_its_end(tmp_path: Path) -> None:
     [
         ("[1]\n".encode("utf-16"), "is UTF-16 or UTF-32 text: save it as UTF-8"),
         ("[1]\n".encode("utf-32"), "is UTF-16 or UTF-32 text"),
-        (b"\x1f\x8b\x08\x00", "is compressed: unpack it first, for example: zcat"),
-        (b"PK\x03\x04rest", "is compressed"),
-        (b"PAR1\x15\x04", "is Parquet: expected JSON Lines or CSV"),
+        (b"\x1f\x8b\x08\x00", r"is compressed: let its name end so, or say it with --format jsonl\.gz"),
+        (b"\x28\xb5\x2f\xfdrest", r"is compressed: let its name end so, or say it with --format jsonl\.zst"),
+        (b"PK\x03\x04rest", "is compressed, and neither by gzip nor by zstd: unpack it first"),
+        (b"PAR1\x15\x04", r"is Parquet: let its name end in \.parquet"),
     ],
 )
 def test_a_file_of_another_kind_is_refused_whole(tmp_path: Path, content: bytes, message: str) -> None:
@@ -293,7 +294,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         open_source(folder)
     file = tmp_path / "rows.txt"
     file.touch()
-    with pytest.raises(UsageError, match=r"rows\.txt: unknown format 'txt': expected \.jsonl, \.ndjson, \.csv"):
+    with pytest.raises(UsageError, match=r"rows\.txt: unknown format 'txt': expected jsonl \(or ndjson\), csv, tsv"):
         open_source(file)
     with pytest.raises(UsageError, match=r"under/rows\.jsonl: Not a directory"):
         open_source(tmp_path / "rows.txt" / "under" / "rows.jsonl")
@@ -301,10 +302,10 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     bare.touch()
     with pytest.raises(UsageError, match="has no suffix"):
         open_source(bare)
-    document = tmp_path / "rows.json"
-    document.touch()
-    with pytest.raises(UsageError, match=r"\.json is one document: write one JSON object per line"):
-        open_source(document)
+    packed = tmp_path / "rows.gz"
+    packed.touch()
+    with pytest.raises(UsageError, match=r"rows\.gz has no suffix: expected jsonl"):
+        open_source(packed)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read anything")
@@ -567,7 +568,7 @@ class Frame:
         ({"a": 1}, "got dict"),
         (5, "got int"),
         (None, "got NoneType"),
-        (Frame(), r"a DataFrame is iterated by column: pass frame\.to_dict\('records'\)"),
+        (Frame(), r"a DataFrame of this library is iterated by column: pass frame\.to_dict\('records'\)"),
     ],
 )
 def test_what_is_no_list_of_rows(values: Any, message: str) -> None:

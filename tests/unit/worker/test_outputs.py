@@ -418,7 +418,7 @@ def test_the_suffix_or_the_format_chooses(tmp_path: Path) -> None:
         assert (tmp_path / name).is_file()
     open_output("/dev/null").close()
     for name, format in (("a.csv", None), ("a", None), ("a.jsonl", "xml")):
-        with pytest.raises(OutputError, match=r"unknown output format '.*': expected \.jsonl or \.ndjson"):
+        with pytest.raises(OutputError, match=r"unknown output format '.*': expected \.jsonl, \.ndjson or \.parquet"):
             open_output(tmp_path / name, format)
     assert not (tmp_path / "a.csv").exists()
 

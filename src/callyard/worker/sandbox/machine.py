@@ -14,6 +14,7 @@ import msgspec
 from callyard.errors import UsageError
 from callyard.executor.confine import LANDLOCK_ABI_MIN, LANDLOCK_ABI_SCOPES, Evidence, landlock_abi
 from callyard.executor.seccomp import this_machine
+from callyard.worker.interpreter import Interpreter, own_interpreter
 from callyard.worker.sandbox.bwrap import find_programs
 from callyard.worker.sandbox.levels import OFF, Level, LimitInForce, Limits, Sandbox, SandboxChoice
 from callyard.worker.sandbox.plan import Enclosure, Plan, make_plan
@@ -41,7 +42,7 @@ class Trial:
         return self.plan is not None
 
 
-def choose(config: WorkerConfig) -> tuple[Plan | None, Sandbox]:
+def choose(config: WorkerConfig, interpreter: Interpreter | None = None) -> tuple[Plan | None, Sandbox]:
     """The plan for a worker's settings, and what it comes to; None: plain processes.
 
     `auto` takes the strongest level that works, and at least `sandbox_min`. Raises UsageError when there is none: it
@@ -55,7 +56,7 @@ def choose(config: WorkerConfig) -> tuple[Plan | None, Sandbox]:
     for level in CONFINED if asked == "auto" else (Level(asked),):
         if level.strength < least.strength:
             break
-        trial = try_level(level, config.sandbox_limits)
+        trial = try_level(level, config.sandbox_limits, interpreter or own_interpreter())
         if trial.plan is not None and trial.evidence is not None:
             return trial.plan, describe(trial.plan, trial.evidence, asked, failed)
         failed.append(trial)
@@ -76,10 +77,10 @@ def explain_failure(asked: SandboxChoice, least: Level, failed: list[Trial]) -> 
     return "\n".join(lines)
 
 
-def try_level(level: Level, limits: Limits) -> Trial:
-    """Confine a process at that level. A success is remembered for this process's life."""
+def try_level(level: Level, limits: Limits, interpreter: Interpreter | None = None) -> Trial:
+    """Confine a process at that level, of our own interpreter if None. A success is remembered for this process."""
     try:
-        return _try_remembered(level, limits, os.geteuid())
+        return _try_remembered(level, limits, os.geteuid(), interpreter or own_interpreter())
     except _Failed as failed:
         return failed.trial
 
@@ -91,33 +92,33 @@ class _Failed(Exception):
 
 
 @functools.lru_cache(maxsize=16)
-def _try_remembered(level: Level, limits: Limits, _euid: int) -> Trial:
-    trial = _try(level, limits)
+def _try_remembered(level: Level, limits: Limits, _euid: int, interpreter: Interpreter) -> Trial:
+    trial = _try(level, limits, interpreter)
     if not trial.works:
         raise _Failed(trial)
     return trial
 
 
-def _try(level: Level, limits: Limits) -> Trial:
+def _try(level: Level, limits: Limits, interpreter: Interpreter) -> Trial:
     if not sys.platform.startswith("linux"):
         return Trial(level=level, reason=f"there is none for {sys.platform}: it needs Linux")
     if this_machine() is None:
         return Trial(level=level, reason="there is no list of system calls for this kind of processor")
     if level is Level.LANDLOCK:
-        return _try_landlock(limits)
+        return _try_landlock(limits, interpreter)
     programs = find_programs()
     if not programs:
         advice = "pip install 'callyard[sandbox]', or: apt install bubblewrap"
         return Trial(level=level, reason="bubblewrap is not installed", advice=advice)
     trials = []
     for program in programs:
-        trials.append(_run(make_plan(level, limits, program)))
+        trials.append(_run(make_plan(level, limits, program, interpreter)))
         if trials[-1].works:
             break
     return trials[-1]
 
 
-def _try_landlock(limits: Limits) -> Trial:
+def _try_landlock(limits: Limits, interpreter: Interpreter) -> Trial:
     abi = landlock_abi()
     if abi == 0:
         advice = "boot with `lsm=landlock,…` on the kernel's command line, on Linux 6.2 or newer"
@@ -125,7 +126,7 @@ def _try_landlock(limits: Limits) -> Trial:
     if abi < LANDLOCK_ABI_MIN:
         reason = f"Landlock ABI {abi} cannot refuse that files are emptied; {LANDLOCK_ABI_MIN} can"
         return Trial(level=Level.LANDLOCK, reason=reason, advice="use Linux 6.2 or newer")
-    return _run(make_plan(Level.LANDLOCK, limits))
+    return _run(make_plan(Level.LANDLOCK, limits, interpreter=interpreter))
 
 
 def _run(plan: Plan) -> Trial:

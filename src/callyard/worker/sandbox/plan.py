@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ import msgspec
 from callyard.executor import launch
 from callyard.executor.confine import Confinement
 from callyard.functions.bundle import remove_tree
+from callyard.worker.interpreter import Interpreter, own_interpreter
 from callyard.worker.sandbox.bwrap import TMP, build_arguments
 from callyard.worker.sandbox.cgroups import CONTROLLERS, Cgroup, CgroupHome, find_home
 from callyard.worker.sandbox.levels import Level, Limits
@@ -31,7 +31,6 @@ from callyard.worker.sandbox.view import (
 )
 
 TMP_PREFIX: Final = "callyard-tmp-"
-PYTHON: Final = (sys.executable, "-P")  # -P: the current folder is not the bundle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +42,7 @@ class Plan:
     visible: tuple[str, ...]
     """The interpreter, its packages, ours."""
     cgroups: CgroupHome
+    interpreter: Interpreter = field(default_factory=own_interpreter)
     program: str = ""
     """Of bubblewrap."""
     is_root: bool = False
@@ -59,9 +59,10 @@ class Plan:
         return not self.kept_root
 
 
-def make_plan(level: Level, limits: Limits, program: str = "") -> Plan:
-    """Raises UsageError when the interpreter lies where it cannot be shown."""
-    visible = (*python_paths(), *bytecode_paths())
+def make_plan(level: Level, limits: Limits, program: str = "", interpreter: Interpreter | None = None) -> Plan:
+    """`interpreter`: None is our own. Raises UsageError when it lies where it cannot be shown."""
+    chosen = interpreter or own_interpreter()
+    visible = (*python_paths(chosen), *bytecode_paths(chosen))
     is_root = os.geteuid() == 0
     kept_root = ""
     if is_root and level is Level.LANDLOCK:
@@ -75,6 +76,7 @@ def make_plan(level: Level, limits: Limits, program: str = "") -> Plan:
         limits=limits,
         visible=visible,
         cgroups=find_home(limits, controllers),
+        interpreter=chosen,
         program=program,
         is_root=is_root,
         kept_root=kept_root,
@@ -110,7 +112,8 @@ class Enclosure:
             else:
                 self.tmp = _make_tmp(self.uid)
                 undo.callback(_remove_tmp, self.tmp)
-            self.environment = build_environment(self.tmp, environment)
+            self.environment = build_environment(self.tmp, environment, plan.interpreter)
+            self._python = start_words(plan.interpreter)
             self.confinement = self._confine(plan)
             self._undo = undo.pop_all()
 
@@ -138,12 +141,12 @@ class Enclosure:
     def trial_command(self) -> list[str]:
         """A process that confines itself and says what holds."""
         confinement = msgspec.structs.replace(self.confinement, cgroup_fds=tuple(self.inherited))
-        return [*self.prefix, *PYTHON, "-m", "callyard.executor.confine", _encode(confinement)]
+        return [*self.prefix, *self._python, launch.TRIAL, _encode(confinement)]
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """An executor, with these arguments beside its confinement."""
         groups = ",".join(map(str, self.inherited))
-        return [*self.prefix, *PYTHON, launch.__file__, groups, *arguments, "--confine", _encode(self.confinement)]
+        return [*self.prefix, *self._python, groups, *arguments, "--confine", _encode(self.confinement)]
 
     @property
     def inherited(self) -> list[int]:
@@ -157,6 +160,12 @@ class Enclosure:
 
     def release(self) -> None:
         self._undo.close()
+
+
+def start_words(interpreter: Interpreter) -> list[str]:
+    """The beginning of a command that runs `launch`."""
+    # -P: the current folder is not the bundle
+    return [interpreter.path, "-P", launch.__file__, *([] if interpreter.is_own else [launch.BIND])]
 
 
 def _encode(confinement: Confinement) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from callyard.worker.interpreter import Interpreter
 from callyard.worker.sandbox.levels import OFF, Level, Sandbox
 from callyard.worker.sandbox.machine import choose
 from callyard.worker.sandbox.plan import Enclosure, Plan
@@ -33,12 +34,12 @@ STATUS_WAIT_S: Final = 0.5
 _CHILD_PID: Final = re.compile(rb'"child-pid"\s*:\s*(\d+)')
 
 
-async def open_spawner(config: WorkerConfig) -> tuple[Spawner, Sandbox]:
+async def open_spawner(config: WorkerConfig, interpreter: Interpreter | None = None) -> tuple[Spawner, Sandbox]:
     """The spawner for a worker's settings. It tries the level first, in a thread. Raises UsageError."""
     if config.sandbox_choice == "off":
-        return ProcessSpawner(), OFF
-    plan, sandbox = await asyncio.to_thread(choose, config)
-    return (ProcessSpawner() if plan is None else SandboxSpawner(plan)), sandbox
+        return ProcessSpawner(interpreter), OFF
+    plan, sandbox = await asyncio.to_thread(choose, config, interpreter)
+    return (ProcessSpawner(interpreter) if plan is None else SandboxSpawner(plan)), sandbox
 
 
 class SandboxSpawner(ProcessSpawner):

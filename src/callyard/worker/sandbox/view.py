@@ -6,13 +6,13 @@ Nothing of the user's: not the working folder, not the project, not the home fol
 from __future__ import annotations
 
 import os
-import site
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from callyard.errors import UsageError
+from callyard.worker.interpreter import Interpreter, own_interpreter
 
 SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store")
 SETTINGS: Final = (
@@ -38,12 +38,15 @@ KEPT_VARIABLES: Final = (
 """Variables of the worker's environment that executors get, beside `LC_…`."""
 
 
-def python_paths() -> list[str]:
-    """Files and folders of the interpreter, its packages and ours; none lies in another. Raises UsageError."""
-    found = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, str(Path(__file__).parents[2])]
-    found += _links(sys.executable)
-    if user_site := _user_site():
-        found.append(user_site)
+def python_paths(interpreter: Interpreter | None = None) -> list[str]:
+    """Files and folders of an interpreter, its packages and our own; none lies in another. Raises UsageError.
+
+    `interpreter`: None is the one that runs this process.
+    """
+    chosen = interpreter or own_interpreter()
+    found = [*chosen.prefixes, str(Path(__file__).parents[2]), *_links(chosen.path)]
+    if chosen.user_site:
+        found.append(chosen.user_site)
     found += [os.path.realpath(path) for path in found]
     visible = list(_outermost(path for path in found if os.path.exists(path)))
     home = os.path.expanduser("~")
@@ -56,14 +59,14 @@ def python_paths() -> list[str]:
     return visible
 
 
-def bytecode_paths() -> list[str]:
+def bytecode_paths(interpreter: Interpreter | None = None) -> list[str]:
     """The parts of a bytecode cache (PYTHONPYCACHEPREFIX) that belong to those paths."""
     prefix = _bytecode_prefix()
-    paths = [os.path.join(prefix, path.lstrip("/")) for path in python_paths()] if prefix else []
+    paths = [os.path.join(prefix, path.lstrip("/")) for path in python_paths(interpreter)] if prefix else []
     return [path for path in paths if os.path.isdir(path)]
 
 
-def build_environment(tmp: str, given: Mapping[str, str]) -> dict[str, str]:
+def build_environment(tmp: str, given: Mapping[str, str], interpreter: Interpreter | None = None) -> dict[str, str]:
     """The whole environment of an executor; `given` was meant for it by name."""
     kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith("LC_")}
     own = {
@@ -74,8 +77,9 @@ def build_environment(tmp: str, given: Mapping[str, str]) -> dict[str, str]:
         "LOGNAME": "callyard",
         "MALLOC_ARENA_MAX": "2",  # each arena takes address space, which is limited
     }
-    if _user_site():
-        own["PYTHONUSERBASE"] = site.getuserbase()
+    chosen = interpreter or own_interpreter()
+    if chosen.user_site:
+        own["PYTHONUSERBASE"] = chosen.user_base
     if prefix := _bytecode_prefix():
         own["PYTHONPYCACHEPREFIX"] = prefix
     return {"LANG": "C.UTF-8", **kept, **own, **given}
@@ -89,12 +93,6 @@ def closed_folder(paths: Iterable[str]) -> str:
             if not mode & 0o001 or (place == Path(path) and not mode & 0o004):
                 return str(place)
     return ""
-
-
-def _user_site() -> str:
-    """Packages that the user installed without a virtual environment; empty: they are not in use."""
-    path = site.getusersitepackages()
-    return path if site.ENABLE_USER_SITE and os.path.isdir(path) else ""
 
 
 def _bytecode_prefix() -> str:

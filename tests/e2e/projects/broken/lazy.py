@@ -1,0 +1,7 @@
+import importlib
+
+plugin = importlib.import_module("plugins.reverse")
+
+
+def job(text: str) -> str:
+    return plugin.run(text)

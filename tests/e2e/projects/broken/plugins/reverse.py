@@ -1,0 +1,2 @@
+def run(text: str) -> str:
+    return text[::-1]

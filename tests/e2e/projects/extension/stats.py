@@ -1,0 +1,5 @@
+import numpy as np
+
+
+def mean(values: list[float]) -> float:
+    return np.asarray(values).mean()

@@ -1,0 +1,5 @@
+TOP = 20
+
+
+def percent(points: int) -> int:
+    return 100 * points // TOP

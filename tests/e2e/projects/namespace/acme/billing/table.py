@@ -1,0 +1,1 @@
+RATES = {"basic": 900}

@@ -1,0 +1,5 @@
+from . import other
+
+
+def part() -> int:
+    return other.VALUE

@@ -1,0 +1,2 @@
+def to_mm(cm: int) -> int:
+    return 10 * cm
