@@ -58,6 +58,7 @@ bench: setup
 	$(BIN)/python -m bench.calls $(ARGS)
 	$(BIN)/python -m bench.dispatch $(ARGS)
 	$(BIN)/python -m bench.host $(ARGS)
+	$(BIN)/python -m bench.serve $(ARGS)
 
 requirements: setup
 	@$(BIN)/python tools/requirements.py $(ARGS)
