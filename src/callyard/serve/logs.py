@@ -36,6 +36,8 @@ LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 CALLS: Final = "callyard.calls"
 OUTPUT: Final = "callyard.output"
 LINES_MAX: Final = 10_000
+GATHER_S: Final = 0.02
+"""How long a line may wait for others to be written with."""
 TEXT_CHARS_MAX: Final = 8_000
 """Of a message, and of a stack; a line is never much longer than two of them and its fields."""
 DEPTH_MAX: Final = 6
@@ -75,7 +77,9 @@ class Logs:
     ) -> None:
         self.form = form
         self.level = logging.getLevelNamesMapping()[level.upper()]
-        self.writer: BoundedWriter[Item] = BoundedWriter("log", self._write_batch, items_max=lines_max)
+        self.writer: BoundedWriter[Item] = BoundedWriter(
+            "log", self._write_batch, items_max=lines_max, gather_s=GATHER_S
+        )
         self._write = write or _StandardError().write
         self._handler = _Handler(self)
         self._before: tuple[list[logging.Handler], int, int] | None = None
@@ -176,7 +180,7 @@ class _StandardError:
 
 def show_json(item: Item) -> bytes:
     at_s, level, logger, message, given, stack = item
-    fields = mask_secrets("", _plain(given))
+    fields = _masked(logger, given)
     line: dict[str, Any] = {
         "time": show_time(at_s),
         "level": logging.getLevelName(level).lower(),
@@ -196,7 +200,7 @@ def show_json(item: Item) -> bytes:
 def show_text(item: Item) -> bytes:
     """For people: the local time of day, and one line but for a stack."""
     at_s, level, logger, message, given, stack = item
-    fields = mask_secrets("", _plain(given))
+    fields = _masked(logger, given)
     if logger == OUTPUT:
         return f"{fields.get('executor', '')} | {clean(mask_text(message))}\n".encode()
     text = line_of({"event": "", **fields}).strip() if "event" not in fields else line_of(fields)
@@ -218,6 +222,14 @@ def mask_text(text: str) -> str:
     """Without what looks like a bearer token, a token of ours, or the user's part of a URL with a password; and without
     lone surrogates, which no file can hold."""
     return _TOKEN.sub(lambda match: f"{match[1] or ''}{MASK}", text.encode("utf-8", "replace").decode())
+
+
+def _masked(logger: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON values without secrets. Of a call's record the names are our own, so that only texts are looked at."""
+    if logger == CALLS:
+        return {name: mask_text(value) if isinstance(value, str) else value for name, value in given.items()}
+    masked: dict[str, Any] = mask_secrets("", _plain(given))
+    return masked
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

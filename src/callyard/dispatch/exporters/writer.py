@@ -42,8 +42,10 @@ class BoundedWriter(Generic[T]):
         items_max: int = ITEMS_MAX,
         bytes_max: int = BYTES_MAX,
         keeps: bool = False,
+        gather_s: float = 0.0,
     ) -> None:
-        """`name` goes to the log and to the thread."""
+        """`name` goes to the log and to the thread. `gather_s`: how long it waits for more after the first item: each
+        time that it wakes, it takes the interpreter from the loop."""
         check_whole("items_max", items_max, 1, 10_000_000)
         check_whole("bytes_max", bytes_max, ITEM_BYTES, 1 << 40)
         self.items_max = items_max
@@ -57,6 +59,7 @@ class BoundedWriter(Generic[T]):
         self._name = name
         self._write = write
         self._keeps = keeps
+        self._gather_s = gather_s
         self._items: deque[tuple[T, int]] = deque()
         self._writing = 0
         """How many items at the head are being written; they leave the queue when they are."""
@@ -105,6 +108,8 @@ class BoundedWriter(Generic[T]):
                 self._changed.wait_for(lambda: self._items or self._closed)
                 if not self._items:
                     return
+                if self._gather_s and len(self._items) < _BATCH_MAX:
+                    self._changed.wait_for(lambda: self._closed, self._gather_s)
                 batch = [self._items[index] for index in range(min(len(self._items), _BATCH_MAX))]
             try:
                 self._write([item for item, _ in batch])
