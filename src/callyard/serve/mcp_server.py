@@ -19,7 +19,7 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import mcp_types as types
@@ -36,7 +36,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import PromptsListChanged, ResourcesListChanged, ResourceUpdated, ToolsListChanged
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 from starlette.types import Send as AsgiSend
@@ -57,6 +57,7 @@ from callyard.functions.strict_json import decode_json
 from callyard.ids import CallId
 from callyard.serve.contents import JSON_TYPE, to_messages, to_resource
 from callyard.serve.gateway import Caller, Gateway
+from callyard.serve.guard import Lost, ended_with
 from callyard.serve.mcp_calls import (
     TOKENS_SHARE,
     Arrival,
@@ -68,6 +69,7 @@ from callyard.serve.mcp_calls import (
 )
 from callyard.serve.mcp_tools import (
     KEPT,
+    PREFIX,
     Shown,
     call_meta,
     page_of,
@@ -96,6 +98,7 @@ STATE_TTL_S: Final = 600.0
 KEPT_URI: Final = "callyard://kept/"
 _RESOURCE_NOT_FOUND: Final = -32002
 """Of the revisions before 2026-07-28."""
+_HEADER_MARK: Final = b'"x-mcp-header"'
 _WATCHED: Final = "callyard.watched"
 _KEY_IN_BODY: Final = b'"callyard/idempotencyKey"'
 
@@ -241,8 +244,11 @@ class McpGate:
         return shown
 
     def _input_schema_of(self, name: str) -> Mapping[str, Any] | None:
+        """For the check of headers that a schema asks for; None: it asks for none."""
         registry = self.gateway.registry
-        return self._show(registry.get(name)).tool.input_schema if name in registry else None
+        if name not in registry or _HEADER_MARK not in bytes(registry.get(name).input_schema):
+            return None
+        return self._show(registry.get(name)).tool.input_schema
 
     def _seen(self, ctx: Context, role: str) -> list[FunctionSpec]:
         return self.gateway.functions(arrival_of(ctx).caller, role)
@@ -468,25 +474,65 @@ def _principal(ctx: Context) -> str:
 # --- HTTP -----------------------------------------------------------------------------------------------------------
 
 
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _Meta(msgspec.Struct):
+    progress_token: msgspec.Raw = msgspec.field(name="progressToken", default=_ABSENT)
+    log_level: msgspec.Raw = msgspec.field(name=types.LOG_LEVEL_META_KEY, default=_ABSENT)
+    deadline_ms: msgspec.Raw = msgspec.field(name=f"{PREFIX}deadlineMs", default=_ABSENT)
+
+
 class _Params(msgspec.Struct):
-    arguments: msgspec.Raw = msgspec.Raw(b"")
+    arguments: msgspec.Raw = _ABSENT
+    meta: _Meta | None = msgspec.field(name="_meta", default=None)
 
 
 class _Body(msgspec.Struct):
+    method: str = ""
     params: _Params | None = None
 
 
 _BODY: Final = msgspec.json.Decoder(_Body)
 
 
+def _look_into(message: bytes) -> _Body:
+    try:
+        return _BODY.decode(message)
+    except (msgspec.DecodeError, RecursionError):
+        return _Body()  # the SDK says what is wrong with it
+
+
 def raw_arguments(message: bytes) -> bytes | None:
     """The arguments of a `tools/call` as they were sent: what a parser would lose, the check of them still sees."""
-    try:
-        params = _BODY.decode(message).params
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    raw = bytes(params.arguments) if params is not None else b""
+    return _arguments_in(_look_into(message))
+
+
+def _arguments_in(body: _Body) -> bytes | None:
+    raw = bytes(body.params.arguments) if body.params is not None else b""
     return raw if raw not in (b"", b"null") else None
+
+
+def _is_quiet(body: _Body) -> bool:
+    """Nothing can come before the answer: it asks for no progress and no log, and by its deadline it is not so long
+    that somebody on the way would have to be shown that it goes on."""
+    meta = body.params.meta if body.params is not None else None
+    return (
+        body.method == "tools/call"
+        and meta is not None
+        and not (meta.progress_token or meta.log_level or meta.deadline_ms)
+    )
+
+
+def _asks_as_now(scope: Scope) -> bool:
+    """By 2026-07-28, for an answer that may be a stream."""
+    version = accept = b""
+    for name, value in scope["headers"]:
+        if name == b"mcp-protocol-version":
+            version = value
+        elif name == b"accept":
+            accept = value
+    return version.decode("latin-1") in MODERN_PROTOCOL_VERSIONS and b"text/event-stream" in accept.lower()
 
 
 class McpApp:
@@ -508,17 +554,16 @@ class McpApp:
         """`security`: None where Host and Origin were checked already."""
         self.gate = gate
         self._sessions_max = sessions_max
-        self._sessions = StreamableHTTPSessionManager(
-            gate.server,
-            session_idle_timeout=session_idle_s,
-            max_sessions=sessions_max,
-            max_request_body_size=body_bytes_max,
-            security_settings=security,
+        make = partial(
+            StreamableHTTPSessionManager, gate.server, max_request_body_size=body_bytes_max, security_settings=security
         )
+        self._sessions = make(session_idle_timeout=session_idle_s, max_sessions=sessions_max)
+        self._quiet = make(json_response=True, stateless=True)
+        """For calls whose answer is all that can come: it holds no stream ready, which costs as much as the call."""
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        async with self._sessions.run():
+        async with self._sessions.run(), self._quiet.run():
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: AsgiSend) -> None:
@@ -537,14 +582,20 @@ class McpApp:
             arrival.begin_stream()
             await self._sessions.handle_request(scope, receive, send)
             return
-        body, rest = await _read_body(receive)
-        refusal = self._refuse(scope, caller, body)
+        message, rest = await _read_body(receive)
+        refusal = self._refuse(scope, caller, message)
         if refusal is not None:
             await refusal(scope, rest, send)
             return
-        arrival.arguments = raw_arguments(body)
+        body = _look_into(message)
+        arrival.arguments = _arguments_in(body)
+        connection: Lost | None = state.get("connection")
         try:
-            await self._sessions.handle_request(scope, rest, send)
+            if connection is not None and _is_quiet(body) and _asks_as_now(scope):
+                with ended_with(connection):
+                    await self._quiet.handle_request(scope, rest, send)
+            else:
+                await self._sessions.handle_request(scope, rest, send)
         finally:
             arrival.end()  # answered already: there is no run any more
 
