@@ -110,11 +110,12 @@ class HttpGate:
             run=self._run,
             finish=self._to_json,
         )
-        routes = [
-            Route(HEALTH_PATH, self._healthz),
-            Route("/rpc", self._answer_rpc, methods=["POST"]),
-            Route("/tools", self._list_tools),
+        routes = [  # the calls first: each is matched in turn
+            *([] if mcp_app is None else [Route("/mcp", _Endpoint(mcp_app), methods=["GET", "POST", "DELETE"])]),
             Route("/tools/{name}", self._call_tool, methods=["POST"]),
+            Route("/rpc", self._answer_rpc, methods=["POST"]),
+            Route(HEALTH_PATH, self._healthz),
+            Route("/tools", self._list_tools),
             Route("/openapi.json", self._openapi),
             Route("/calls/{id}", self._show_call),
             Route("/calls/{id}", self._cancel_call, methods=["DELETE"]),
@@ -122,8 +123,6 @@ class HttpGate:
             Route("/keys", self._list_keys),
             Route("/keys/resolve", self._resolve_key, methods=["POST"]),
         ]
-        if mcp_app is not None:
-            routes.append(Route("/mcp", _Endpoint(mcp_app), methods=["GET", "POST", "DELETE"]))
         self._router = Router(routes, redirect_slashes=False)
         self.guarded = Guard(self, gateway, config=config, tokens=tokens)
 
