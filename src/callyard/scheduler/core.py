@@ -405,6 +405,7 @@ class Scheduler(Decisions):
                 sealed=snapshot.wants_replacement,
             )
         )
+        self._shares.replace(event.pool)
         return []
 
     def _on_snapshot(self, event: e.SnapshotUpdated) -> list[SchedulerCommand]:
@@ -436,6 +437,7 @@ class Scheduler(Decisions):
         ex = self._index.remove(event.executor_id)
         if ex is None:
             return []
+        self._blame(ex, event, now_ms)
         commands: list[SchedulerCommand] = []
         draining = sorted(ex.draining)
         held = [*ex.live, *(call_id for call_id, _ in draining)]
@@ -460,6 +462,14 @@ class Scheduler(Decisions):
         self._subcalls.remove(ex)
         self._exclusives.forget(ex)
         return commands
+
+    def _blame(self, ex: ExecutorState, event: e.ExecutorLost, now_ms: int) -> None:
+        """Whose tool calls brought it down, where there is no doubt."""
+        suspects = event.begun if event.charged is None else {event.charged}
+        calls = [call for call_id in suspects if (call := self._calls.get(call_id)) is not None]
+        functions = {call.target.function_id for call in calls if call.parent is None}
+        if len(functions) == 1 and not any(call.task.plan.uses_slot for call in calls):
+            self._shares.lose(ex.pool, functions.pop(), now_ms)
 
     # --- tasks end --------------------------------------------------------------------------------------------
 

@@ -82,11 +82,14 @@ class Decisions(CallLives):
         best of those; None: they are full."""
         placement, _ = ring
         pool = placement.pool
-        held = self._shares.held.get((pool, function))
-        if held is None or best.executor_id in held:
+        held = self._shares.held.get((pool, function), {})
+        missing = self._shares.missing(pool, now_ms)
+        count = len(held) + missing.count(function)
+        if not count or best.executor_id in held:
             return best
         executors = self._index.executors
-        if len(held) < max(1, sum(ex.pool == pool and not ex.sealed for ex in executors.values()) // 2):
+        size = len(missing) + sum(ex.pool == pool and not ex.sealed for ex in executors.values())
+        if count < max(1, size // 2):
             return best
         is_alone = self._shares.is_alone(pool, function, now_ms)
         if is_alone and not any(other != ring and other[0].pool == pool for other in self._turns.rings):

@@ -3,12 +3,14 @@
 A call that spins holds up those that share its executor until it is interrupted. So a tool call is not given an
 executor on which its function has none yet when the function holds half of them already and another function has calls
 that wait, or had one bound within the last second: the next one would find no executor that is free of the first. It
-goes to one of those that the function holds. Call lists are one user's own work, and share nothing here.
+goes to one of those that the function holds. An executor that it brought down counts as one that it holds until another
+has taken its place: else what crashes would take them down one after another. Call lists are one user's own work, and
+share nothing here.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Final
 
 from callyard.ids import ExecutorId, FunctionId
@@ -16,6 +18,8 @@ from callyard.scheduler.placement import PoolName
 
 RECENT_MS: Final = 1_000
 """So long after its last bind a function counts as one that has calls."""
+MISSING_MS: Final = 30_000
+"""So long a lost executor counts as one that will be replaced."""
 
 
 class Shares:
@@ -26,6 +30,9 @@ class Shares:
         """Calls by executor; none is 0, and no function is there without one."""
         self._bound: dict[PoolName, OrderedDict[FunctionId, int]] = {}
         """When a call of it was bound last: oldest first."""
+
+        self._missing: dict[PoolName, deque[tuple[FunctionId, int]]] = {}
+        """Of executors that are gone and were not replaced yet: who brought each down, and when; oldest first."""
 
     def take(self, pool: PoolName, function: FunctionId, executor_id: ExecutorId, now_ms: int) -> None:
         calls = self.held.setdefault((pool, function), {})
@@ -50,3 +57,20 @@ class Shares:
             if other != function:
                 return bound_at_ms + RECENT_MS < now_ms
         return True
+
+    def lose(self, pool: PoolName, function: FunctionId, now_ms: int) -> None:
+        """It brought an executor down."""
+        self._missing.setdefault(pool, deque()).append((function, now_ms))
+
+    def replace(self, pool: PoolName) -> None:
+        """An executor has come."""
+        if pool in self._missing:
+            self._missing[pool].popleft()
+            if not self._missing[pool]:
+                del self._missing[pool]
+
+    def missing(self, pool: PoolName, now_ms: int) -> list[FunctionId]:
+        """Who brought down what is not replaced yet."""
+        while pool in self._missing and self._missing[pool][0][1] + MISSING_MS < now_ms:
+            self.replace(pool)
+        return [function for function, _ in self._missing.get(pool, ())]

@@ -91,3 +91,26 @@ def test_call_lists_share_nothing() -> None:
     h = Harness(executors=2, contexts=8)
     h.start(2, name="a", target=HEALTHY)
     assert len(places(h.start(8, name="b", target=SPIN))) == 2
+
+
+def test_what_it_brought_down_it_holds_until_another_has_come() -> None:
+    h = Tools(executors=2)
+    (healthy,) = h.call(HEALTHY)
+    h.complete(healthy)
+    (crashing,) = h.call(SPIN)
+    h.lose(crashing.executor_id, begun=[crashing.call_id])
+    assert h.call(SPIN) == [], "the executor that is left is for others"
+    assert len(h.call(HEALTHY)) == 1
+    h.attach("exec-9")
+    (bound,) = [one for one in h.turn() if isinstance(one, c.DispatchCall)]
+    assert bound.executor_id == "exec-9"
+
+
+def test_alone_it_may_have_what_is_left() -> None:
+    h = Tools(executors=2)
+    (healthy,) = h.call(HEALTHY)
+    h.complete(healthy)
+    (crashing,) = h.call(SPIN)
+    h.lose(crashing.executor_id, begun=[crashing.call_id])
+    h.now_ms += RECENT_MS + 1
+    assert len(h.call(SPIN)) == 1
