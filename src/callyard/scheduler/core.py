@@ -152,7 +152,7 @@ class Scheduler(Decisions):
             case e.ExecutorAttached():
                 return self._on_attached(event)
             case e.ExecutorSealed():
-                return self._on_sealed(event)
+                return self._on_sealed(event, now_ms)
             case e.ExecutorLost():
                 return self._on_lost(event, now_ms)
             case e.TaskStopped():
@@ -425,11 +425,14 @@ class Scheduler(Decisions):
             self._subcalls.enter(ex)
         return []
 
-    def _on_sealed(self, event: e.ExecutorSealed) -> list[SchedulerCommand]:
+    def _on_sealed(self, event: e.ExecutorSealed, now_ms: int) -> list[SchedulerCommand]:
         ex = self._index.executors.get(event.executor_id)
         if ex is not None:
             ex.sealed = True
             self._index.touch(ex)
+            if event.by_fault and not ex.blamed:
+                ex.blamed = True
+                self._shares.blame(ex.pool, ex.executor_id, ex.last_tool, now_ms)
         return []
 
     def _on_lost(self, event: e.ExecutorLost, now_ms: int) -> list[SchedulerCommand]:
@@ -437,7 +440,6 @@ class Scheduler(Decisions):
         ex = self._index.remove(event.executor_id)
         if ex is None:
             return []
-        self._blame(ex, event, now_ms)
         commands: list[SchedulerCommand] = []
         draining = sorted(ex.draining)
         held = [*ex.live, *(call_id for call_id, _ in draining)]
@@ -462,14 +464,6 @@ class Scheduler(Decisions):
         self._subcalls.remove(ex)
         self._exclusives.forget(ex)
         return commands
-
-    def _blame(self, ex: ExecutorState, event: e.ExecutorLost, now_ms: int) -> None:
-        """Whose tool calls brought it down, where there is no doubt."""
-        suspects = event.begun if event.charged is None else {event.charged}
-        calls = [call for call_id in suspects if (call := self._calls.get(call_id)) is not None]
-        functions = {call.target.function_id for call in calls if call.parent is None}
-        if len(functions) == 1 and not any(call.task.plan.uses_slot for call in calls):
-            self._shares.lose(ex.pool, functions.pop(), now_ms)
 
     # --- tasks end --------------------------------------------------------------------------------------------
 

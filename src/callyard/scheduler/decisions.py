@@ -84,21 +84,18 @@ class Decisions(CallLives):
         pool = placement.pool
         held = self._shares.held.get((pool, function), {})
         missing = self._shares.missing(pool, now_ms)
-        count = len(held) + missing.count(function)
-        if not count or best.executor_id in held:
+        if best.executor_id in held or not (held or missing):
             return best
         executors = self._index.executors
+        own = [ex for executor_id in held if (ex := executors.get(executor_id)) is not None and not ex.sealed]
+        count = len(own) + missing.count(function)
         size = len(missing) + sum(ex.pool == pool and not ex.sealed for ex in executors.values())
-        if count < max(1, size // 2):
+        if not count or count < size // 2:
             return best
         is_alone = self._shares.is_alone(pool, function, now_ms)
         if is_alone and not any(other != ring and other[0].pool == pool for other in self._turns.rings):
             return best
-        open_to_it = [
-            ex
-            for executor_id in held
-            if (ex := executors.get(executor_id)) is not None and is_eligible(ex, self._config, placement, now_ms)
-        ]
+        open_to_it = [ex for ex in own if is_eligible(ex, self._config, placement, now_ms)]
         return min(open_to_it, key=lambda ex: score(ex, self._config) or (), default=None)
 
     def _pass_tied(self, ring: Ring, now_ms: int) -> tuple[list[SchedulerCommand], Lane | None]:

@@ -137,6 +137,8 @@ class ExecutorSealed(Event, frozen=True):
     """It takes no more calls: its loss is under way, or it will be replaced."""
 
     executor_id: ExecutorId
+    by_fault: bool = False
+    """Its calls are the reason."""
 
 
 class ExecutorLost(Event, frozen=True):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from callyard.ids import CallId, ExecutorId
+from callyard.ids import CallId, ExecutorId, FunctionId
 from callyard.policy.stall import is_stalled
 from callyard.scheduler.config import SchedulerConfig
 from callyard.scheduler.placement import DEFAULT_POOL, Placement, PoolName
@@ -70,6 +70,10 @@ class ExecutorState(msgspec.Struct, eq=False):
     that ended since."""
     sealed: bool = False
     """Takes no more calls: its loss is under way, or it wants to be replaced."""
+    last_tool: FunctionId | None = None
+    """Whose tool call left it last."""
+    blamed: bool = False
+    """Who brought it down is noted."""
     refusals: int = 0
     """Refused binds or sends since its last frame."""
     blocked_until_ms: int = 0

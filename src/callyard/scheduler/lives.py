@@ -215,7 +215,8 @@ class CallLives:
         task = call.task
         if not task.plan.uses_slot:
             assert ex is not None
-            self._shares.give_back(ex.pool, call.target.function_id, ex.executor_id)
+            ex.last_tool = call.target.function_id
+            self._shares.give_back(ex.pool, ex.last_tool, ex.executor_id)
         task.inflight -= 1
         if task.held_back:
             self._turns.enter_all(task)

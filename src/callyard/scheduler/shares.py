@@ -32,7 +32,7 @@ class Shares:
         """When a call of it was bound last: oldest first."""
 
         self._missing: dict[PoolName, deque[tuple[FunctionId, int]]] = {}
-        """Of executors that are gone and were not replaced yet: who brought each down, and when; oldest first."""
+        """Of executors that ended by their calls and are not replaced yet: who brought each down, and when."""
 
     def take(self, pool: PoolName, function: FunctionId, executor_id: ExecutorId, now_ms: int) -> None:
         calls = self.held.setdefault((pool, function), {})
@@ -58,9 +58,14 @@ class Shares:
                 return bound_at_ms + RECENT_MS < now_ms
         return True
 
-    def lose(self, pool: PoolName, function: FunctionId, now_ms: int) -> None:
-        """It brought an executor down."""
-        self._missing.setdefault(pool, deque()).append((function, now_ms))
+    def blame(self, pool: PoolName, executor_id: ExecutorId, last: FunctionId | None, now_ms: int) -> None:
+        """An executor ends by its calls: by the one function that has some there, or, where none has any more, by the
+        last that had. Of several nobody knows which."""
+        there = [function for (own, function), calls in self.held.items() if own == pool and executor_id in calls]
+        if not there and last is not None:
+            there = [last]
+        if len(there) == 1:
+            self._missing.setdefault(pool, deque()).append((there[0], now_ms))
 
     def replace(self, pool: PoolName) -> None:
         """An executor has come."""

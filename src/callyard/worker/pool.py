@@ -64,6 +64,8 @@ from callyard.worker.marks import MarkPage
 from callyard.worker.run_folder import RunFolder
 from callyard.worker.spawner import ExecutorProcess, OutputCallback, Spawner, SpawnOrder, describe_exit, open_socketpair
 
+_PLANNED: Final = frozenset({"shutdown", "recycled", "stopped", "refused", "attach_timeout"})
+"""Ends of an executor that its calls have no part in."""
 TICK_MS: Final = 500
 LATE_TICK_MS: Final = 1_000
 """A tick later than this judges nobody: it was our own loop that stood still."""
@@ -632,7 +634,7 @@ class Pool:
         """Half a transaction may be left in a connection, or a lock held: nobody else should find it."""
         executor = self._executors.get(link.executor_id)
         if executor is not None and executor.pool.config.after_interrupt == "recycle" and not executor.losing:
-            self.retire(executor, "a call was interrupted")
+            self.retire(executor, "a call was interrupted", by_fault=True)
 
     def on_call_event(self, link: ExecutorLink, message: CallEvent) -> None:
         self._actor.tell_call_event(message)
@@ -820,10 +822,10 @@ class Pool:
 
     # --- losing -------------------------------------------------------------------------------------------------
 
-    def retire(self, executor: Executor, why: str) -> None:
+    def retire(self, executor: Executor, why: str, *, by_fault: bool = False) -> None:
         """Take no more calls; replace it now, and let it end those it holds beside its slot."""
         executor.retiring = why
-        self._actor.post(e.ExecutorSealed(executor.executor_id))
+        self._actor.post(e.ExecutorSealed(executor.executor_id, by_fault))
         self._replace_if_idle(executor)
 
     def _replace_if_idle(self, executor: Executor) -> None:
@@ -863,7 +865,7 @@ class Pool:
         executor.losing = True
         if cause == "eof" and executor.process.is_exiting():
             cause = "exited"
-        self._actor.post(e.ExecutorSealed(executor.executor_id))
+        self._actor.post(e.ExecutorSealed(executor.executor_id, cause not in _PLANNED))
         executor.link.seal()
         executor.process.kill()
         self._keep(self._bury(executor, cause, message, charged))

@@ -8,6 +8,7 @@ import pytest
 
 from callyard.scheduler import FunctionTarget
 from callyard.scheduler import commands as c
+from callyard.scheduler import events as e
 from callyard.scheduler.shares import RECENT_MS
 
 from .harness import Harness, function
@@ -98,6 +99,7 @@ def test_what_it_brought_down_it_holds_until_another_has_come() -> None:
     (healthy,) = h.call(HEALTHY)
     h.complete(healthy)
     (crashing,) = h.call(SPIN)
+    h.handle(e.ExecutorSealed(crashing.executor_id, by_fault=True))
     h.lose(crashing.executor_id, begun=[crashing.call_id])
     assert h.call(SPIN) == [], "the executor that is left is for others"
     assert len(h.call(HEALTHY)) == 1
@@ -111,6 +113,28 @@ def test_alone_it_may_have_what_is_left() -> None:
     (healthy,) = h.call(HEALTHY)
     h.complete(healthy)
     (crashing,) = h.call(SPIN)
+    h.handle(e.ExecutorSealed(crashing.executor_id, by_fault=True))
     h.lose(crashing.executor_id, begun=[crashing.call_id])
     h.now_ms += RECENT_MS + 1
+    assert len(h.call(SPIN)) == 1
+
+
+def test_what_was_interrupted_there_before_brought_it_down() -> None:
+    h = Tools(executors=2)
+    (healthy,) = h.call(HEALTHY)
+    h.complete(healthy)
+    (spinning,) = h.call(SPIN)
+    h.fail(spinning)
+    h.handle(e.ExecutorSealed(spinning.executor_id, by_fault=True))
+    assert h.call(SPIN) == []
+    assert len(h.call(HEALTHY)) == 1
+
+
+def test_an_executor_that_is_replaced_by_plan_is_nobody_s_fault() -> None:
+    h = Tools(executors=2)
+    (healthy,) = h.call(HEALTHY)
+    h.complete(healthy)
+    (spinning,) = h.call(SPIN)
+    h.complete(spinning)
+    h.handle(e.ExecutorSealed(spinning.executor_id))
     assert len(h.call(SPIN)) == 1
