@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import cycle
@@ -253,9 +253,8 @@ def requests_of(way: str, port: int, connections: int) -> list[list[bytes]]:
             [mcp_call("add", {"a": 1, "b": b}, session=session) for b in share]
             for session, share in zip(sessions, shares, strict=True)
         ]
-    make = {MODERN: lambda b: mcp_call("add", {"a": 1, "b": b}), TOOLS: lambda b: tool_call("add", {"a": 1, "b": b})}
-    one = make.get(way, lambda b: rpc_call("add", {"a": 1, "b": b}))
-    return [[one(b) for b in share] for share in shares]
+    make: Callable[[str, Mapping[str, Any]], bytes] = {MODERN: mcp_call, TOOLS: tool_call, RPC: rpc_call}[way]
+    return [[make("add", {"a": 1, "b": b}) for b in share] for share in shares]
 
 
 class Asker:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -116,7 +116,12 @@ def run_probe(port: int, what: str) -> None:
     """Until standard input ends; prints when each call began and what it took, in seconds, and what failed."""
     request = build("/livez", b"", method="GET") if what == "livez" else mcp_call("add", {"a": 1, "b": 2})
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     began: list[float] = []
     took: list[float] = []
     bad: list[str] = []
@@ -363,6 +368,7 @@ def measure_faults(calls: int, quiet_s: float) -> dict[str, dict[str, Any]]:
     settings = ("--executors", "2", "--log-level", "error")
     found: dict[str, dict[str, Any]] = {}
     with callyard_server(FUNCTIONS, *settings) as served:
+        _load(served.port, AT_ONCE, 2.0)  # every executor has loaded the file then
         for tool in FAULTS:
             with probing(served.port, "add") as quiet:
                 time.sleep(quiet_s)
@@ -457,7 +463,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     seconds = options.seconds or (10.0 if options.quick else 60.0)
     quiet_s = 2.0 if options.quick else 5.0
-    parts = {
+    parts: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
         "overload": (lambda: measure_overload(seconds), show_overload),
         "faults": (lambda: measure_faults(20 if options.quick else 200, quiet_s), show_faults),
         "idle": (lambda: measure_idle(quiet_s), show_idle),
