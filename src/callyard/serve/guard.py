@@ -151,7 +151,7 @@ class Guard:
             with ended_with(connection):
                 if makes_calls:
                     permit = state["permit"] = await admit(self._gateway, connection, state["received_at_ms"])
-                body = await self._read_body(receive)
+                body = await self._read_body(receive, has_come=getattr(connection, "has_body", False))
             if body and b"content-type" not in headers:
                 raise _no_json()
             await self._app(scope, _replay(body, receive), send)
@@ -257,11 +257,12 @@ class Guard:
         if kind.strip() != "application/json" or any(charset not in ("utf-8", "utf8") for charset in charsets):
             raise _no_json()
 
-    async def _read_body(self, receive: Receive) -> bytes:
+    async def _read_body(self, receive: Receive, *, has_come: bool) -> bytes:
+        """`has_come`: all of it is here, so that no clock has to run."""
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self._config.receive_ms_max / 1_000):
+            async with asyncio.timeout(None if has_come else self._config.receive_ms_max / 1_000):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -287,6 +288,9 @@ class Guard:
 
 async def admit(gateway: Gateway, connection: Lost, received_at_ms: int) -> Permit:
     """A permit, or why there is none: the wait counts as queueing. Raises Refusal. Source: D57."""
+    permit = None if gateway.is_draining else gateway.jobs.try_acquire()
+    if permit is not None:  # mostly nobody waits, and then there is nothing to time
+        return permit
     limit_ms = gateway.queue_wait_ms_max
     waited_ms = gateway.now_ms() - received_at_ms
     try:

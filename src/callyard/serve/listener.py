@@ -287,6 +287,12 @@ class Connection(H11Protocol):
 
         return forget
 
+    @property
+    def has_body(self) -> bool:
+        """All of the request under way has come."""
+        cycle = self._cycle
+        return cycle is not None and not cycle.more_body
+
     # --- asyncio's side -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
