@@ -144,6 +144,63 @@ async def test_an_unknown_outcome_is_found_and_resolved_over_http(target: Path, 
         assert (reply.status, reply.json, mark.read_text()) == (200, None, "x")
 
 
+def mcp_call(tool: str, arguments: dict[str, Any], **meta: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Body and headers of a call by 2026-07-28."""
+    prefix = "io.modelcontextprotocol/"
+    meta |= {f"{prefix}protocolVersion": "2026-07-28", f"{prefix}clientCapabilities": {}}
+    body = {
+        "jsonrpc": "2.0",
+        "id": 7,
+        "method": "tools/call",
+        "params": {"name": tool, "arguments": arguments, "_meta": meta},
+    }
+    headers = {"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": tool}
+    return body, headers | {"Accept": "application/json, text/event-stream"}
+
+
+TELLING = {"progressToken": 1}
+
+
+@pytest.mark.parametrize("meta", [{}, TELLING], ids=["quiet", "telling"])
+@pytest.mark.requirement("D33", "D41", "D56")
+async def test_what_a_lost_mcp_client_asked_for_stops_in_its_executor(
+    target: Path, tmp_path: Path, meta: dict[str, Any]
+) -> None:
+    mark = tmp_path / "mark"
+    async with running(target) as (server, client):
+        peer = await client.connect()
+        body, headers = mcp_call("spin", {"mark": str(mark)}, **meta)
+        await peer.send(request_bytes("POST", "/mcp", body, headers))
+        await until(mark.exists)
+        await peer.close()
+        await until(lambda: server.gateway.statistics().calls == 0)
+        written = mark.stat().st_size
+        assert (await client.ask("POST", "/tools/add", {"a": 1})).json == 2
+        assert mark.stat().st_size == written
+    assert server.gateway.statistics().permits == 0
+
+
+@pytest.mark.requirement("D33")
+async def test_a_call_that_can_tell_nothing_is_answered_like_any_other(target: Path) -> None:
+    async with running(target) as (_, client):
+        for tool, arguments in (
+            ("add", {"a": 1}),
+            ("add", {"a": "x"}),
+            ("nobody", {}),
+            ("charge", {"mark": "/dev/null"}),
+        ):
+            quiet, telling = [
+                await client.ask("POST", "/mcp", *mcp_call(tool, arguments, **meta)) for meta in ({}, TELLING)
+            ]
+            assert (quiet.status, quiet.headers["content-type"]) == (telling.status, telling.headers["content-type"])
+            assert set(quiet.json) == set(telling.json) >= {"id"}
+        reply = await client.ask("POST", "/mcp", *mcp_call("steps", {}, **TELLING))
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        body, headers = mcp_call("add", {"a": 1})
+        reply = await client.ask("POST", "/mcp", body, headers | {"Accept": "application/json"})
+        assert reply.status == 406, "as the SDK answers it"
+
+
 @pytest.mark.requirement("D33", "D36")
 async def test_mcp_is_there_behind_the_same_guard(target: Path) -> None:
     initialize = {
