@@ -3,7 +3,7 @@
     header sizes -> Host, Origin -> token -> kind of body -> permit -> body, within its bytes and its time -> the app
 
 No step reads what a later one has to allow. The app gets the whole body in one message, and in `scope["state"]`:
-`caller`, `received_at_ms`, and for requests that make calls `permit`, which comes back when the request ends unless the
+`caller`, `received_at_ms`, and where there may be a body `permit`, which comes back when the request ends unless the
 call gave it back before. A refusal is an envelope like any other end of a call, with its HTTP status.
 Source: tool-dispatch D24, D36, D44, D46, D57; job-queue R16, R110, R111.
 """
@@ -15,8 +15,8 @@ import contextlib
 import ipaddress
 import logging
 import secrets
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, MutableMapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ import msgspec
 
 from callyard.dispatch.outcomes import DispatchError
 from callyard.errors import CallError, CallFailure, ErrorKind, Outcome, fail
-from callyard.ids import CallId
+from callyard.ids import CallId, Tenant
 from callyard.policy.rate import Rate, RateLimiter
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("callyard.serve.http")
 
 HEALTH_PATH: Final = "/healthz"
-_CALL_PATHS: Final = frozenset({"/rpc", "/mcp"})
-_TOOLS: Final = "/tools/"
 _JSONRPC_PATHS: Final = frozenset({"/rpc", "/mcp"})
 _ONCE: Final = frozenset(
     {
@@ -52,6 +50,9 @@ _ONCE: Final = frozenset(
 )
 _BODILESS: Final = frozenset({"GET", "HEAD", "DELETE"})
 """No other methods but these and POST are routed."""
+TOKENS_SHARE: Final = 4
+"""One token has at most one in so many of what all share while it makes others wait for it: bodies on their way,
+suspended calls, sessions."""
 _WRONG_TOKENS: Final = Rate(10, 60_000)
 _PEERS_MAX: Final = 4_096
 
@@ -91,6 +92,8 @@ class Guard:
         self._gateway = gateway
         self._config = config
         self._tokens = tokens
+        self._rooms: dict[tuple[Tenant, str], asyncio.Semaphore] = {}
+        """For bodies of a token that are on their way."""
         self._is_loopback = config.http is None or config.http.is_loopback
         self._own_host = "" if config.http is None else config.http.host.lower()
         self._wrong = RateLimiter(_WRONG_TOKENS, keys_max=_PEERS_MAX)
@@ -144,14 +147,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
         self._check_body(headers)
-        makes_calls = path in _CALL_PATHS or path.startswith(_TOOLS)
         connection: Lost = state.setdefault("connection", _NeverLost())
         permit: Permit | None = None
         try:
             with ended_with(connection):
-                if makes_calls:
+                has_come = getattr(connection, "has_body", False)
+                async with self._own_room(state, has_come=has_come):
                     permit = state["permit"] = await admit(self._gateway, connection, state["received_at_ms"])
-                body = await self._read_body(receive, has_come=getattr(connection, "has_body", False))
+                    body = await self._read_body(receive, has_come=has_come)
             if body and b"content-type" not in headers:
                 raise _no_json()
             await self._app(scope, _replay(body, receive), send)
@@ -257,6 +260,28 @@ class Guard:
         if kind.strip() != "application/json" or any(charset not in ("utf-8", "utf8") for charset in charsets):
             raise _no_json()
 
+    @asynccontextmanager
+    async def _own_room(self, state: Mapping[str, Any], *, has_come: bool) -> AsyncIterator[None]:
+        """While a body is on its way it holds a permit. Of one token only some may: its further ones wait for these, so
+        that bodies that do not come take the permits of nobody else."""
+        caller: Caller = state["caller"]
+        if has_come or not caller.token:
+            yield
+            return
+        share = max(1, self._config.jobs_max // TOKENS_SHARE)
+        room = self._rooms.setdefault((caller.tenant, caller.token), asyncio.Semaphore(share))
+        limit_ms = self._gateway.queue_wait_ms_max
+        waited_ms = self._gateway.now_ms() - state["received_at_ms"]
+        try:
+            async with asyncio.timeout(max(0, limit_ms - waited_ms) / 1_000 if room.locked() else None):
+                await room.acquire()
+        except TimeoutError:
+            raise _waited_too_long(limit_ms) from None
+        try:
+            yield
+        finally:
+            room.release()
+
     async def _read_body(self, receive: Receive, *, has_come: bool) -> bytes:
         """`has_come`: all of it is here, so that no clock has to run."""
         parts: list[bytes] = []
@@ -297,9 +322,7 @@ async def admit(gateway: Gateway, connection: Lost, received_at_ms: int) -> Perm
         async with asyncio.timeout(max(0, limit_ms - waited_ms) / 1_000):
             return await gateway.admit(connection)
     except TimeoutError:
-        text = f"waited longer than queue_wait_ms_max={limit_ms} for room"
-        failure = fail(ErrorKind.DEADLINE, text, limit="queue_wait_ms_max", retry_after_ms=1_000)
-        raise Refusal(503, failure) from None
+        raise _waited_too_long(limit_ms) from None
     except CallError as error:
         raise Refusal(503, error.failure, {"connection": "close"}) from None  # shutting down
 
@@ -366,6 +389,11 @@ async def answer_refusal(scope: Scope, send: Send, refusal: Refusal) -> None:
 def _refuse(status: int, text: str) -> Refusal:
     """A request whose end, or whose meaning to somebody else, is not sure: nothing more is read of its connection."""
     return Refusal(status, fail(ErrorKind.SCHEMA, text), {"connection": "close"})
+
+
+def _waited_too_long(limit_ms: int) -> Refusal:
+    text = f"waited longer than queue_wait_ms_max={limit_ms} for room"
+    return Refusal(503, fail(ErrorKind.DEADLINE, text, limit="queue_wait_ms_max", retry_after_ms=1_000))
 
 
 def _no_json() -> Refusal:

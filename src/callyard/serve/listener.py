@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -49,6 +50,9 @@ PEEK_MS: Final = 50
 _GONE_S: Final = 0.02
 """What had come before the end of file is still delivered, when it is wanted."""
 _LEFTOVER_BYTES: Final = 64 * 1024
+_LOOKED_AT: Final = 64
+_HELD_S: Final = 0.001
+_HELD_BYTES_MAX: Final = 64 * 1024
 _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 1 << 20
 _FILES_BESIDE: Final = 512
@@ -146,6 +150,10 @@ class Listener:
         self._watch: PeerWatch | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
+        self._idle: dict[Connection, None] = {}
+        """Without a whole request, the longest first."""
+        self.dropped = 0
+        """Idle connections that went to make room."""
 
     @property
     def url(self) -> str:
@@ -238,6 +246,16 @@ class Listener:
     def _connections(self) -> list[Connection]:
         return cast("list[Connection]", list(self._state.connections))
 
+    def _drop_idle(self) -> bool:
+        """Make room: whoever has been without a request for longest goes. False: all are busy."""
+        for connection in islice(self._idle, _LOOKED_AT):
+            if not connection._raw.get_write_buffer_size():  # else its answer is not out yet
+                del self._idle[connection]
+                self.dropped += 1
+                connection.abort()
+                return True
+        return False
+
     def _told(self, _: object) -> None:
         self._changed.set()
 
@@ -300,6 +318,8 @@ class Connection(H11Protocol):
         listener = self._listener
         limits = listener.limits
         count = len(self.connections)
+        if count >= limits.connections_max and listener._drop_idle():
+            count = limits.connections_max - 1
         if count >= limits.connections_max + limits.connections_spare or listener._watch is None:
             listener.refused += 1
             self.transport = transport
@@ -309,12 +329,15 @@ class Connection(H11Protocol):
             return
         is_spare = count >= limits.connections_max
         self.app_state = {"connection": self, "is_spare": is_spare}
-        super().connection_made(cast("asyncio.Transport", _Transport(self, transport)))
+        self._out = _Transport(self, transport)
+        super().connection_made(cast("asyncio.Transport", self._out))
         endpoint = transport.get_extra_info("socket")
         if endpoint is not None:
             endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._file = endpoint.fileno()
             listener._watch.add(self._file, self)
+        if not is_spare:
+            listener._idle[self] = None
         self._arm(min(limits.header_ms, 1_000) if is_spare else limits.header_ms, self._header_late)
 
     def data_received(self, data: bytes) -> None:
@@ -332,6 +355,7 @@ class Connection(H11Protocol):
         if self._is_busy:
             self._leftover = -1
             self._disarm()
+            self._listener._idle.pop(self, None)
             if self.cycle.more_body and not self.flow.read_paused:
                 self.flow.pause_reading()  # until its permit is there, and the guard asks for more
         elif self._clock is None and not self._raw.is_closing():
@@ -341,6 +365,7 @@ class Connection(H11Protocol):
         listener = self._listener
         self.is_lost = True
         self._disarm()
+        listener._idle.pop(self, None)
         if listener._watch is not None and self._file >= 0:
             listener._watch.remove(self._file, self)
         if self._is_busy:
@@ -391,7 +416,10 @@ class Connection(H11Protocol):
             self.close()
 
     def on_response_complete(self) -> None:
+        self._out.flush()
         super().on_response_complete()
+        if not self._is_busy and not self.transport.is_closing() and not self.app_state["is_spare"]:
+            self._listener._idle[self] = None
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._leftover = _LEFTOVER_BYTES  # of a body that nobody wants any more
             self._arm(self._listener.limits.header_ms, self._header_late)
@@ -411,6 +439,7 @@ class Connection(H11Protocol):
         raw = self._raw
         if raw.is_closing() or self._lingering >= 0:
             return
+        self._out.flush()
         is_sending = is_sending or self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
         if is_sending and raw.can_write_eof() and raw.get_extra_info("sslcontext") is None:
             self._lingering = _LINGER_BYTES
@@ -462,12 +491,37 @@ class Connection(H11Protocol):
 
 
 class _Transport:
-    """What uvicorn holds: closing goes by the connection, all else to the transport."""
+    """What uvicorn holds: closing goes by the connection, all else to the transport.
+
+    An answer is written in pieces: its head, each event, its end. They are held until it is complete, for a millisecond
+    at most, so that a short one costs one call of the system and not three.
+    """
 
     def __init__(self, connection: Connection, raw: asyncio.Transport) -> None:
         self._connection = connection
         self._raw = raw
-        self.write = raw.write
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def write(self, data: bytes) -> None:
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > _HELD_BYTES_MAX:
+            self.flush()
+        elif self._timer is None:
+            self._timer = self._connection.loop.call_later(_HELD_S, self.flush)
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._raw.is_closing():
+            self._held.clear()
+        if self._held:
+            held, self._held = self._held, []
+            self._held_bytes = 0
+            self._raw.write(held[0] if len(held) == 1 else b"".join(held))
 
     def close(self) -> None:
         self._connection.close()

@@ -41,14 +41,13 @@ from callyard.functions.ports import AskRefused
 from callyard.host.jobs import Permit
 from callyard.ids import CallId
 from callyard.serve.gateway import Caller, Gateway, ToolRequest
+from callyard.serve.guard import TOKENS_SHARE
 from callyard.serve.mcp_tools import PREFIX
 
 Context = ServerRequestContext[Any, Any]
 
 SUSPENDED_MAX: Final = 256
 """Most runs that wait for answers from outside at once, of all clients together."""
-TOKENS_SHARE: Final = 4
-"""Of these, and of sessions, one token has at most one in so many: no client that stays away keeps out the others."""
 ASK_WAIT_S: Final = 300.0
 """How long a question stays open."""
 KEPT_S: Final = 60.0

@@ -57,9 +57,8 @@ from callyard.functions.strict_json import decode_json
 from callyard.ids import CallId
 from callyard.serve.contents import JSON_TYPE, to_messages, to_resource
 from callyard.serve.gateway import Caller, Gateway
-from callyard.serve.guard import Lost, ended_with
+from callyard.serve.guard import TOKENS_SHARE, Lost, ended_with
 from callyard.serve.mcp_calls import (
-    TOKENS_SHARE,
     Arrival,
     Calls,
     Context,
@@ -100,7 +99,6 @@ _RESOURCE_NOT_FOUND: Final = -32002
 """Of the revisions before 2026-07-28."""
 _HEADER_MARK: Final = b'"x-mcp-header"'
 _WATCHED: Final = "callyard.watched"
-_KEY_IN_BODY: Final = b'"callyard/idempotencyKey"'
 
 
 class _SdkServer(Server[Any]):
@@ -496,6 +494,16 @@ class _Body(msgspec.Struct):
 _BODY: Final = msgspec.json.Decoder(_Body)
 
 
+def misfit_of_keys(message: bytes) -> str:
+    """Of a message that gives its call two idempotency keys, one of which the parser would lose; empty: it does not."""
+    if message.count(b'"callyard/idempotencyKey"') > 1:
+        try:
+            decode_json(message)
+        except ArgumentsMisfit as misfit:
+            return misfit.message
+    return ""
+
+
 def _look_into(message: bytes) -> _Body:
     try:
         return _BODY.decode(message)
@@ -601,11 +609,8 @@ class McpApp:
 
     def _refuse(self, scope: Scope, caller: Caller, body: bytes) -> Response | None:
         """What the SDK would take."""
-        if body.count(_KEY_IN_BODY) > 1:
-            try:
-                decode_json(body)
-            except ArgumentsMisfit as misfit:  # two keys, of which one would be lost
-                return _answer_error(400, types.INVALID_REQUEST, misfit.message)
+        if misfit := misfit_of_keys(body):
+            return _answer_error(400, types.INVALID_REQUEST, misfit)
         if caller.token and self._opens_session(scope):
             owner = authorization_context(scope["user"])
             own = sum(other == owner for other in self._sessions._session_owners.values())

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 import mcp_types as types
+import msgspec
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from pydantic import ValidationError
 
@@ -33,7 +34,7 @@ from callyard.errors import CallError
 from callyard.host.jobs import Permit
 from callyard.serve.gateway import Caller, Gateway
 from callyard.serve.mcp_calls import Arrival, suspended_max_of
-from callyard.serve.mcp_server import McpGate, raw_arguments
+from callyard.serve.mcp_server import McpGate, misfit_of_keys, raw_arguments
 
 if TYPE_CHECKING:
     from callyard.serve.server import Server
@@ -213,6 +214,13 @@ async def _ready(fd: int, *, to_write: bool) -> None:
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
+class _Id(msgspec.Struct):
+    id: msgspec.Raw = msgspec.Raw(b"")
+
+
+_WITH_ID: Final = msgspec.json.Decoder(_Id)
+
+
 class _Open(NamedTuple):
     """A request without its answer."""
 
@@ -241,7 +249,7 @@ class StdioSession:
         to_client, from_sdk = anyio.create_memory_object_stream[SessionMessage](0)
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._write_all, from_sdk)
+                group.start_soon(self._write_all, from_sdk, group.cancel_scope)
                 group.start_soon(self._read_all, to_sdk)
                 await self._gate.server.run(from_client, to_client, self._gate.server.create_initialization_options())
                 group.cancel_scope.cancel()
@@ -309,6 +317,12 @@ class StdioSession:
             else:
                 await self._answer_error(types.PARSE_ERROR, "Parse error: a line is one JSON-RPC 2.0 message")
             return False
+        if isinstance(message, types.JSONRPCNotification) and _WITH_ID.decode(line).id:
+            await self._answer_error(types.INVALID_REQUEST, "Invalid request: its id must be text or a whole number")
+            return False
+        if misfit := misfit_of_keys(line):
+            await self._answer_error(types.INVALID_REQUEST, f"Invalid request: {misfit}", getattr(message, "id", None))
+            return False
         if not isinstance(message, types.JSONRPCRequest):
             await to_sdk.send(SessionMessage(message))
             return False
@@ -345,11 +359,16 @@ class StdioSession:
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
-    async def _write_all(self, from_sdk: anyio.abc.ObjectReceiveStream[SessionMessage]) -> None:
+    async def _write_all(
+        self, from_sdk: anyio.abc.ObjectReceiveStream[SessionMessage], session: anyio.CancelScope
+    ) -> None:
         async for item in from_sdk:
             message = item.message
             line = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
             await self._writer.write(line)
+            if self._writer.is_gone:  # also where it still writes: nothing that it asks for can be answered
+                session.cancel()
+                return
             if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
                 self._close(message.id)
 

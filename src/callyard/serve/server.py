@@ -138,6 +138,9 @@ class Server:
                 self.say("keys are kept in memory: after a restart nobody knows which calls have run")
             await self.worker.start()
             stack.push_async_callback(self._close_worker)
+            await self.worker.preload()
+            for spec in self.worker.registry:
+                _ = spec.checker.schema  # compiled now: the first call of each does not wait for it
             store = FolderKeyStore(folder) if self.config.store == SQLITE else open_key_store(self.config.store)
             self.store: KeyStore = MemoryKeyStore() if store is None else store
             self.keys = ServedKeys(self.store, self.config.audit_file)

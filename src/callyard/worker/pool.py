@@ -220,6 +220,8 @@ class Pool:
         self._looking = False
         self.may_exchange: Callable[[], bool] = lambda: False
         self.find_code: Callable[[], CodePlace | None] = lambda: None
+        self._preloads = False
+        """Executors load the code before they take calls, the first ones too."""
         """What every executor runs, while that is one bundle."""
         """Whether there was more than one bundle, or tenant of a sandbox: else there is nothing to exchange."""
 
@@ -535,13 +537,24 @@ class Pool:
         """An attached executor in a slot takes calls, in place of another one once it has loaded the code: calls wait
         for it already, and one that is bound where the code still loads can neither begin nor be stopped in time."""
         slot = executor.slot
-        place = self.find_code() if slot is not None and slot.seated > 1 else None
-        if place is not None and executor.described is None:
-            try:
-                await self.describe(executor, *place, only_load=True)
-            except UsageError as error:  # it died, or takes long: its calls will tell
-                self._note_loss(executor.pool, str(error))
+        if slot is not None and (slot.seated > 1 or self._preloads):
+            await self._load(executor)
         self._hand_over(executor)
+
+    async def _load(self, executor: Executor) -> None:
+        place = self.find_code()
+        if place is None or executor.described is not None:
+            return
+        try:
+            await self.describe(executor, *place, only_load=True)
+        except UsageError as error:  # it died, or takes long: its calls will tell
+            self._note_loss(executor.pool, str(error))
+
+    async def preload(self) -> None:
+        """Have every executor load the code now, and those to come before they take calls."""
+        self._preloads = True
+        here = [executor for executor in self._executors.values() if executor.slot is not None and executor.posted_seq]
+        await asyncio.gather(*(self._load(executor) for executor in here))
 
     def _hand_over(self, executor: Executor) -> None:
         """An attached executor in a slot takes calls from now on."""

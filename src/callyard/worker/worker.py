@@ -672,6 +672,13 @@ class Worker:
             return describe_missing_function(name, why, "not_in_executor")
         return describe_missing_function(name)
 
+    async def preload(self) -> None:
+        """Have every executor load the functions' file now, and later ones before they take calls: no call waits for
+        an import."""
+        self._running()
+        assert self._pool is not None
+        await self._pool.preload()
+
     def _find_bundle(self, digest: Digest) -> tuple[Path, str] | None:
         return None if self._shelf is None else self._shelf.find(digest)
 

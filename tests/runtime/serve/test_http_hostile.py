@@ -28,6 +28,14 @@ class Tools(Registry):
     def __init__(self) -> None:
         super().__init__()
         self.ran = 0
+        self.held = 0
+        self.release = asyncio.Event()
+
+        @self.tool(idempotent=True)
+        async def hold() -> str:
+            self.held += 1
+            await self.release.wait()
+            return "held"
 
         @self.tool(idempotent=True)
         async def add(a: int, b: int = 1) -> int:
@@ -442,9 +450,12 @@ async def test_a_batch_of_a_million_is_refused_whole() -> None:
 @pytest.mark.requirement("D36", "R110")
 async def test_beyond_the_limit_only_health_is_answered_and_then_nothing() -> None:
     limits = ListenerLimits(connections_max=4, connections_spare=2, idle_ms=60_000)
-    async with served(Tools(), limits=limits) as world:
-        idle = [await world.connect() for _ in range(4)]
-        await until(lambda: world.listener.connections == 4)
+    tools = Tools()
+    async with served(tools, limits=limits) as world:
+        busy = [await world.connect() for _ in range(4)]
+        for peer in busy:
+            await peer.send(request_bytes("POST", "/tools/hold", {}))
+        await until(lambda: tools.held == 4)
         spare = await world.connect()
         await spare.send(request_bytes("GET", "/healthz"))
         assert (await spare.reply()).status == 200
@@ -457,10 +468,38 @@ async def test_beyond_the_limit_only_health_is_answered_and_then_nothing() -> No
         answers = [await peer.ended() for peer in beyond]
         assert all(answer.startswith(b"HTTP/1.1 503 ") for answer in answers)
         assert world.listener.statistics().refused >= 3
-        for peer in (*idle, *more):
+        tools.release.set()
+        assert [(await peer.reply()).json for peer in busy] == ["held"] * 4
+        for peer in (*busy, *more):
             await peer.close()
         await until(lambda: world.listener.connections == 0)
         await still_answers(world)
+
+
+@on_both_loops
+@pytest.mark.requirement("D36", "R110")
+async def test_strangers_that_say_nothing_make_room_for_who_asks() -> None:
+    """Who is idle for longest goes, never one whose request is under way or whose answer is not out yet."""
+    tools = Tools()
+    async with served(tools, limits=ListenerLimits(connections_max=4, connections_spare=1)) as world:
+        busy = await world.connect()
+        await busy.send(request_bytes("POST", "/tools/hold", {}))
+        await until(lambda: tools.held == 1)
+        known = await world.connect()
+        await known.send(ADD)
+        assert (await known.reply()).status == 200
+        strangers = []
+        for _ in range(20):
+            strangers.append(await world.connect())
+            await still_answers(world)
+        assert await known.ended() == b""  # idle after its answer
+        assert await strangers[0].ended() == b""
+        assert world.listener.statistics().refused == 0
+        assert world.listener.dropped >= 18
+        tools.release.set()
+        assert (await busy.reply()).json == "held"
+        assert set(world.listener._idle) <= world.listener._state.connections
+    assert not world.listener._idle
 
 
 @on_both_loops
@@ -567,6 +606,40 @@ async def test_tls(tmp_path: Path) -> None:
         await peer.close()
         await listener.close()
         assert listener.connections == 0
+
+
+@on_both_loops
+@pytest.mark.requirement("R110", "D44")
+async def test_bodies_of_one_token_that_do_not_come_leave_others_their_permits() -> None:
+    tokens = {"a": token("cy_a", "a"), "b": token("cy_b", "b")}
+    async with served(Tools(), tokens=tokens, jobs_max=8, queue_wait_ms_max=300) as world:
+        slow = {"authorization": "Bearer cy_a"}
+        part = request_bytes("POST", "/tools/add", {"a": 1}, slow)[:-3]
+        waiting = [await world.connect() for _ in range(8)]
+        for peer in waiting:
+            await peer.send(part)
+        await until(lambda: world.gateway.statistics().permits == 2)
+        late = [await peer.reply() for peer in waiting[2:]]
+        assert {(reply.status, reply.json["error"]["kind"]) for reply in late} == {(503, "deadline")}
+        other = await world.ask("POST", "/tools/add", {"a": 1}, {"authorization": "Bearer cy_b"})
+        own = await world.ask("POST", "/tools/add", {"a": 1}, slow)  # whose body comes with its header
+        assert (other.json, own.json, world.gateway.statistics().permits) == (2, 2, 2)
+        for peer in waiting[:2]:
+            await peer.send(b": 1}"[-3:])
+            assert (await peer.reply()).status == 200
+        await until(lambda: world.gateway.statistics().permits == 0)
+
+
+@on_both_loops
+@pytest.mark.requirement("R110")
+async def test_no_body_is_read_without_a_permit_wherever_it_goes() -> None:
+    tools = Tools()
+    async with served(tools, jobs_max=1, queue_wait_ms_max=200, attempt_min_ms=0) as world:
+        peer = await world.connect()
+        await peer.send(request_bytes("POST", "/tools/add", {"a": 1})[:-3])
+        await until(lambda: world.gateway.statistics().permits == 1)
+        for path in ("/nothing", "/keys/resolve", "/results/x", "/rpc"):
+            assert (await world.ask("POST", path, {"a": "x" * 100_000})).status == 503
 
 
 # --- what says two things, or more than it may ----------------------------------------------------------------------

@@ -38,6 +38,7 @@ class Peer:
     def __init__(self, gateway: ScriptedGateway, writes: int, reader: asyncio.StreamReader) -> None:
         self.gateway = gateway
         self.serving: asyncio.Task[None]
+        self.transport: asyncio.BaseTransport
         self._writes = writes
         self._reader = reader
         self._ids = 0
@@ -61,6 +62,9 @@ class Peer:
         async with asyncio.timeout(WAIT_S):
             return json.loads(await self._reader.readline())
 
+    def stop_reading(self) -> None:
+        self.transport.close()
+
     def close(self) -> None:
         if self._writes >= 0:
             os.close(self._writes)
@@ -80,6 +84,7 @@ async def stdio(
     source = os.fdopen(from_server, "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
     peer = Peer(gateway, to_server, reader)
+    peer.transport = transport
     session = StdioSession(gate, Ends(reads, writes), Caller(), line_bytes_max=line_bytes_max)
     peer.serving = asyncio.ensure_future(session.run())
     try:
@@ -128,6 +133,9 @@ async def test_both_revisions_are_served_and_the_first_request_decides() -> None
         (b'"text"\n', -32600),
         (b"[" * 5_000 + b"]" * 5_000 + b"\n", -32700),
         (b"x" * 100_000 + b"\n", -32600),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"tools/list"}\n', -32600),
+        (b'{"jsonrpc":"2.0","id":null,"method":"tools/list"}\n', -32600),
+        (b'{"jsonrpc":"2.0","id":{"a":1},"method":"tools/list"}\n', -32600),
     ],
 )
 async def test_a_malformed_line_is_answered_and_ends_nothing(line: bytes, code: int) -> None:
@@ -248,6 +256,41 @@ async def test_the_end_of_input_is_a_lost_connection() -> None:
         async with asyncio.timeout(WAIT_S):
             await peer.serving
         assert peer.gateway.lost == ["hangs"]
+
+
+@pytest.mark.requirement("D41")
+async def test_a_client_that_takes_no_answers_has_gone() -> None:
+    """Also while it holds its other end open, and goes on to ask."""
+    hang = asyncio.Event()
+
+    async def hangs(request: ToolRequest) -> None:
+        await hang.wait()
+
+    async with stdio({"hangs": hangs, "ok": ok}) as peer:
+        peer.call("hangs")
+        await until(lambda: peer.gateway.requests)
+        peer.stop_reading()
+        peer.call("ok")
+        async with asyncio.timeout(WAIT_S):
+            await peer.serving
+        assert peer.gateway.lost == ["hangs"]
+
+
+@pytest.mark.requirement("D33", "D55")
+async def test_two_keys_of_one_call_are_refused() -> None:
+    key = '"callyard/idempotencyKey"'
+    async with stdio({"ok": ok}) as peer:
+        line = (
+            '{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"ok","arguments":{},"_meta":'
+            f'{{{key}:"one",{key}:"two",{json.dumps(META)[1:]}}}}}\n'
+        )
+        peer.send_raw(line.encode())
+        refused = await peer.receive()
+        assert (refused["id"], refused["error"]["code"]) == (7, -32600)
+        assert "stands twice" in refused["error"]["message"]
+        peer.send_raw(line.replace(f'{key}:"one",', "").encode())
+        assert (await peer.receive())["result"]["content"]
+        assert [request.key for request in peer.gateway.requests] == ["two"]
 
 
 async def test_an_id_in_use_is_refused() -> None:
