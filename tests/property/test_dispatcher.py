@@ -200,13 +200,20 @@ class Model:
         if end.kind == "ok":
             if self.state == "half":
                 self.state, self.probe, self.epoch, self.failures = "closed", None, self.epoch + 1, 0
-        elif end.kind in ("internal", "timeout", "transient"):
+        elif end.kind in ("internal", "timeout", "transient") and not self.is_cut_short(call, end):
             self.failures += 1
             if self.state == "half" or self.failures >= FAILURES:
                 self.state, self.probe, self.epoch, self.failures = "open", None, self.epoch + 1, 0
                 self.open_until_ms = self.now_ms + OPEN_MS
         elif self.probe is call:
             self.probe, self.epoch = None, self.epoch + 1
+
+    def is_cut_short(self, call: ModelCall, end: End) -> bool:
+        """By its caller's deadline, which says nothing of the tool."""
+        if end.kind != "timeout" or call.deadline_at_ms is None:
+            return False
+        assert call.begun_at_ms is not None
+        return call.deadline_at_ms < call.begun_at_ms + TIMEOUT_MS
 
     def end_run(self, call: ModelCall, end: End, *, told: bool = True) -> None:
         self.running.remove(call)

@@ -7,17 +7,23 @@ from typing import Final
 from callyard.clock import Timers
 from callyard.dispatch.call import Call
 from callyard.dispatch.telling import Teller
+from callyard.errors import CallFailure, ErrorKind
 from callyard.functions.ports import CallOutcome
 from callyard.policy.breaker import Allowed, Breaker, BreakerPolicy, BreakerState, Refused, is_failure
 
 _CLOSED: Final = BreakerState.CLOSED
+_TIMEOUT: Final = ErrorKind.TIMEOUT
+ASKED: Final = "client"
+"""The provider of what a call asks its client."""
 
 
 class Breakers:
     """One per tool that was ever called. With no policy there is none."""
 
-    def __init__(self, policy: BreakerPolicy | None, clock: Timers, teller: Teller) -> None:
+    def __init__(self, policy: BreakerPolicy | None, clock: Timers, teller: Teller, timeout_ms: int) -> None:
+        """`timeout_ms`: of one attempt, where the tool does not say."""
         self._policy = policy
+        self._timeout_ms = timeout_ms
         self._clock = clock
         self._teller = teller
         self._breakers: dict[str, Breaker] = {}
@@ -61,9 +67,24 @@ class Breakers:
         breaker = self._breakers[call.spec.name]
         if breaker.state is _CLOSED and (end is None or end.failure is None):
             return
+        if end is not None and end.failure is not None and _is_the_callers(call, end.failure, self._timeout_ms):
+            breaker.give_back(held)
+            return
         entered = _judge(breaker, held, self._clock.now_ms(), end)
         if entered is not None:
             self._teller.circuit(call.spec.name, entered)
+
+
+def _is_the_callers(call: Call, failure: CallFailure, timeout_ms: int) -> bool:
+    """It says nothing of the tool: the time that it ran out of was its caller's, or its client was asked and would not
+    answer. Else any caller could have the tool refused to all others."""
+    if failure.kind is _TIMEOUT:
+        limit, asked_ms = failure.details.get("limit"), call.asked_timeout_ms
+        own_ms = call.spec.promises.timeout_ms or timeout_ms
+        return limit == "deadline_ms" or (limit == "timeout_ms" and asked_ms is not None and asked_ms < own_ms)
+    cause = failure.details.get("cause")
+    details = cause.get("details") if isinstance(cause, dict) else None
+    return isinstance(details, dict) and details.get("provider") == ASKED
 
 
 def _judge(breaker: Breaker, held: Allowed, now_ms: int, end: CallOutcome | None) -> BreakerState | None:

@@ -116,7 +116,7 @@ class Dispatcher:
         self._rng = rng or Random()
         self._policy = policy
         self._teller = Teller(clock)
-        self._breakers = Breakers(config.breaker, clock, self._teller)
+        self._breakers = Breakers(config.breaker, clock, self._teller, config.timeout_ms)
         slots = config.slots if runner is None else max(1, min(config.slots, runner.capacity))
         keys = open_key_store(store)
         if keys is None:  # an empty one is false

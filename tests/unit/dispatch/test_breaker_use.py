@@ -376,3 +376,23 @@ async def test_a_timeout_that_never_began_says_nothing_of_the_tool() -> None:
     await dispatcher.dispatch("tool")
     await spin()
     assert dispatcher.breaker_state("tool") is BreakerState.CLOSED
+
+
+@pytest.mark.requirement("D28")
+@virtual_time
+async def test_what_a_caller_brought_about_says_nothing_of_the_tool() -> None:
+    """Else one caller could have it refused to all."""
+    patient = Patient(wait_ms=500)
+    patient.well = True
+    dispatcher = scene(patient)
+    for _ in range(5):
+        assert isinstance(await dispatcher.dispatch("tool", timeout_ms=50), DispatchError)
+        assert isinstance(await dispatcher.dispatch("tool", deadline_ms=50), DispatchError)
+    assert dispatcher.breaker_state("tool") is BreakerState.CLOSED
+    assert (await dispatcher.dispatch("tool")).ok
+    registry, worker = Registry(), FakeRunner()
+    refused = fail(ErrorKind.INTERNAL, "nobody answers", attempts=1, cause={"details": {"provider": "client"}})
+    add_described(registry, worker, "asks", ending(refused))
+    asking = make(registry, worker=worker, breaker=BreakerPolicy(failures=1))
+    await asking.dispatch("asks")
+    assert asking.breaker_state("asks") is BreakerState.CLOSED
