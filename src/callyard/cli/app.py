@@ -144,7 +144,20 @@ class _ServeCommand(TyperCommand):
         return super().parse_args(ctx, given)
 
 
-_ADDRESS = re.compile(r"[^/\s]*:[^/\s]*|\d+\.\d+\.\d+\.\d+|localhost")
+class _McpConfigCommand(TyperCommand):
+    """Options of `serve` are easily given without the `--` before them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if hasattr(error, "option_name") and hasattr(error, "message"):
+                error.message += "; options of `callyard serve` go after a --"
+            raise
+
+
+_ADDRESS = re.compile(r"[^/\s]*:[^/\s]*|\d+(\.\d+\.\d+\.\d+)?|localhost")
+"""Also a port alone: no file has such a name, and what is wrong with it is told."""
 
 _MCP_CONFIG_EPILOG = """\
 [bold]Examples[/bold]
@@ -639,7 +652,8 @@ def serve_command(
         typer.Option(
             "--http",
             metavar="[HOST:PORT]",
-            help="Listen for MCP (/mcp) and JSON-RPC (/rpc); without a value on 127.0.0.1:8700. Default: MCP on stdio.",
+            help="Listen for MCP (/mcp), JSON-RPC (/rpc) and plain HTTP (/tools/NAME); alone on 127.0.0.1:8700."
+            " Default: MCP on stdio.",
             rich_help_panel=_GATES,
         ),
     ] = None,
@@ -728,7 +742,16 @@ def serve_command(
             help="Of what goes to stderr. Default: text on a terminal, else json.",
         ),
     ] = None,
-    log_level: LogLevel = "info",
+    log_level: Annotated[
+        str,
+        typer.Option(
+            "--log-level",
+            parser=parse_level,
+            metavar="LEVEL",
+            help="What goes to stderr of the server's log, and of what functions log, from here on: debug, info,"
+            " warning, error or critical.",
+        ),
+    ] = "info",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -816,7 +839,7 @@ def token_new_command(
 
 @_keys_app.command("list")
 def keys_list_command(
-    target: Annotated[str | None, typer.Argument(metavar="[FILE.py]", help="Whose server's keys.")] = None,
+    target: Annotated[str | None, typer.Argument(metavar="FILE.py", help="Whose server's keys.")] = None,
     unknown: Annotated[bool, typer.Option("--unknown", help="Only those of calls whose outcome nobody knows.")] = False,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant's.")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Only the first N.")] = 1_000,
@@ -868,11 +891,11 @@ def keys_resolve_command(
     _guard(work, debug=debug)
 
 
-@app.command("mcp-config", epilog=_MCP_CONFIG_EPILOG)
+@app.command("mcp-config", cls=_McpConfigCommand, epilog=_MCP_CONFIG_EPILOG)
 def mcp_config_command(
     target: Annotated[str, typer.Argument(metavar="FILE.py", help="Whose functions are served.")],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- OPTION]…", help="Options of `callyard serve`, after a --.")
+        list[str] | None, typer.Argument(metavar="-- OPTION", help="Options of `callyard serve`, after a --.")
     ] = None,
     client: Annotated[str, typer.Option("--client", metavar="claude|cursor|vscode", help="Whose settings.")] = "claude",
     name: Annotated[

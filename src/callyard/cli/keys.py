@@ -6,7 +6,7 @@ import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,9 @@ from callyard.serve.config import MEMORY, SQLITE, ServeConfig, default_state_dir
 from callyard.serve.keys import KeyView, list_keys, resolve_key, scope_of, view_of
 from callyard.serve.state_folder import KEYS_FILE, folders_of
 from callyard.yard import run_sync
+
+LOOKED_AT: Final = 10_000
+"""Of a tenant's keys, to say why one cannot be resolved."""
 
 
 class Place:
@@ -43,7 +46,8 @@ class Place:
             if not self.files:
                 raise UsageError(f"no server of {target} has kept keys in {own}: give the server's --state-dir")
         else:
-            raise UsageError("whose keys? Give the server's TARGET, its --state-dir, or its --config")
+            said = "" if config is None else f" ({config} names no state_dir)"
+            raise UsageError(f"whose keys? Give the server's FILE.py (resolve: --target FILE.py) or --state-dir{said}")
 
 
 def list_all(place: Place, screen: Screen, *, unknown: bool, tenant: str | None, limit: int, as_json: bool) -> int:
@@ -102,7 +106,13 @@ def resolve_one(
     elif resolved:
         screen.say(f"{key}: it may run again" if retry else f"{key}: that is its result from now on", style="dim")
     else:
-        screen.say(f"nothing of unknown outcome is kept for {tenant}, {tool}, {key!r}", style="yellow")
+        runs = any(
+            (one.tool, one.key, one.state) == (tool, key, "running")
+            for file in place.files
+            for one in list_keys(file, tenant=tenant, limit=LOOKED_AT)
+        )
+        why = ": its call is still running" if runs else ""
+        screen.say(f"nothing of unknown outcome is kept for {tenant}, {tool}, {key!r}{why}", style="yellow")
     return 0 if resolved else 1
 
 

@@ -63,6 +63,8 @@ def read_settings(*, http: str | None, admin: str | None, **given: Any) -> dict[
 
     settings = {name: value for name, value in given.items() if value is not None}
     if http is not None:
+        if http.isdecimal():  # else it were a host of that name
+            raise UsageError(f"expected an address such as 127.0.0.1:{http}, got {http!r}: --http HOST:PORT")
         settings["http"] = Address.parse(http, port=HTTP_PORT)
     if admin is not None:
         settings["admin"] = Address.parse(admin)
