@@ -6,6 +6,7 @@ only. A test with an id that no line has fails: a typo would leave its line with
 
 from __future__ import annotations
 
+import gc
 import os
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if requirements_of(item) & wanted]
         config.hook.pytest_deselected(items=[item for item in items if not requirements_of(item) & wanted])
         items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage has to walk it, and tests make many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -100,7 +101,7 @@ class LoggedScreen(Screen):
         self._logs = logs
 
     def say(self, text: str, style: str | None = None) -> None:
-        self._logs.say(text)
+        self._logs.say(text, logging.ERROR if style == "red" else logging.INFO)
 
 
 async def _serve(
@@ -124,6 +125,7 @@ async def _serve(
         audit_log=options.setup.audit_log,
         on_output=logs.say_output,
         say=lambda line: None if quiet else screen.say(line, style="dim"),
+        complain=lambda line: screen.say(line, style="red"),
         read_config=options.read if options.config is not None else None,
         next_folder=config.http is None,
         watch=options.reload,

@@ -103,6 +103,7 @@ class ServeConfig:
     drain_deadline_ms: int = 30_000
     max_result_bytes: int = MIB  # a larger one becomes a preview, and is kept
     kept_ms: int = 15 * 60_000
+    key_ttl_ms: int = 60_000  # so long the end of a keyed call answers later ones; an unknown outcome stands 30 days
     kept_bytes_max: int = 256 * MIB
     body_bytes_max: int = 4 * MIB
     headers_bytes_max: int = 32 * KIB
@@ -157,6 +158,7 @@ class ServeConfig:
             attempt_min_ms=self.attempt_min_ms,
             drain_deadline_ms=self.drain_deadline_ms,
             lost_ttl_ms=self.kept_ms,
+            ttl_ms=self.key_ttl_ms,
             tenant_running=self.tenant_running,
             tenant_queued=self.tenant_queued,
             tenant_bytes=self.tenant_bytes,
@@ -407,6 +409,7 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "drain_deadline_ms": (0, 3_600_000),
     "max_result_bytes": (1_024, 64 * MIB),
     "kept_ms": (1_000, 30 * 86_400_000),
+    "key_ttl_ms": (0, 30 * 86_400_000),
     "kept_bytes_max": (0, BYTES_MAX),
     "body_bytes_max": (1_024, 64 * MIB),
     "headers_bytes_max": (1_024, MIB),

@@ -529,7 +529,7 @@ def _no_call() -> Refusal:
 
 def _routing_refusal(error: HTTPException, path: str, methods: str) -> Refusal:
     if error.status_code == 405:
-        failure = fail(ErrorKind.NOT_FOUND, f"this method is not answered here: {methods} are")
+        failure = fail(ErrorKind.NOT_FOUND, f"this method is not answered here, but: {methods}")
         return Refusal(405, failure, {"allow": methods})
     return Refusal(error.status_code, fail(ErrorKind.NOT_FOUND, f"nothing is at {path[:200]!r}"))
 

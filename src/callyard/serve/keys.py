@@ -5,6 +5,7 @@ Source: tool-dispatch D19, D21, D55.
 
 from __future__ import annotations
 
+import os
 import secrets
 import sqlite3
 from contextlib import closing
@@ -22,6 +23,7 @@ from callyard.errors import UsageError
 from callyard.functions.audit.log import append_whole, now_text, opened_to_append
 from callyard.functions.encoding import ResultMisfit, encode_value
 from callyard.ids import CallId, Tenant
+from callyard.serve.state_folder import LOCK_FILE
 
 RESOLVED_MS: Final = DispatcherConfig().unknown_ttl_ms
 """How long an operator's word answers for a key: as long as the question would have stood."""
@@ -63,17 +65,31 @@ def list_keys(path: Path, *, unknown: bool = False, tenant: str | None = None, l
             found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
             if found != [APPLICATION_ID, SCHEMA_VERSION]:
                 raise UsageError(f"{path} is no key store of this version of Callyard")
-            rows = connection.execute(_LIST, (unknown, tenant, tenant, wall_ms(), limit)).fetchall()
+            is_used = _is_used(path.parent)
+            rows = connection.execute(_LIST, (is_used, unknown, is_used, tenant, tenant, wall_ms(), limit)).fetchall()
     except sqlite3.Error as error:
         raise UsageError(f"the key store {path} cannot be read: {error}") from error
     return [KeyView(tenant, tool, key, *rest) for tenant, tool, key, *rest in rows]
 
 
 _LIST: Final = (
-    "SELECT tenant, tool, key, CASE WHEN ended_at_ms IS NULL THEN 'running' WHEN unknown THEN 'unknown' ELSE 'ended' "
-    "END, call_id, ended_at_ms, expires_at_ms FROM keys WHERE (NOT ? OR unknown) AND (? IS NULL OR tenant = ?) "
+    "SELECT tenant, tool, key, CASE WHEN unknown OR (ended_at_ms IS NULL AND NOT idempotent AND NOT ?) THEN 'unknown' "
+    "WHEN ended_at_ms IS NULL THEN 'running' ELSE 'ended' END, call_id, ended_at_ms, expires_at_ms FROM keys "
+    "WHERE (NOT ? OR unknown OR (ended_at_ms IS NULL AND NOT idempotent AND NOT ?)) AND (? IS NULL OR tenant = ?) "
     "AND (expires_at_ms IS NULL OR expires_at_ms > ?) ORDER BY fence LIMIT ?"
 )
+
+
+def _is_used(folder: Path) -> bool:
+    """A server has the folder, as far as can be told: else what it shows as running runs no more. Its lock is not
+    tried, for a server that starts in that moment would be refused."""
+    try:
+        os.kill(int((folder / LOCK_FILE).read_text()), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        return True
+    return True
 
 
 async def resolve_key(

@@ -203,7 +203,7 @@ class Listener:
             self._release()
             why = os.strerror(error.errno) if error.errno else str(error)
             raise UsageError(
-                f"cannot listen on {self.host}:{self.port}: {why}; choose another with --host and --port"
+                f"cannot listen on {self.host}:{self.port}: {why}; give another address with --http or --admin"
             ) from error
         self._servers = [server]
         self.port = server.sockets[0].getsockname()[1]

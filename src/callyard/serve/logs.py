@@ -123,9 +123,9 @@ class Logs:
         """A line that user code printed."""
         self.tell(logging.INFO, OUTPUT, line, {"executor": executor_id})
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, level: int = logging.INFO) -> None:
         """What the server tells whoever started it."""
-        self.tell(logging.INFO, "callyard.serve", line, {})
+        self.tell(level, "callyard.serve", line, {})
 
     def tell(self, level: int, logger: str, message: str, fields: Mapping[str, Any], stack: str = "") -> None:
         """Never waits. `fields` belong to the log from here on."""

@@ -74,6 +74,7 @@ class Server:
         policy: Policy | None = None,
         on_output: OutputCallback = print_output,
         say: Say = lambda line: None,
+        complain: Say | None = None,
         read_config: Callable[[], ServeConfig] | None = None,
         next_folder: bool = False,
         watch: bool = False,
@@ -83,6 +84,8 @@ class Server:
         UsageError for settings and files that cannot be used."""
         self.config = config = config or ServeConfig()
         self.say = say
+        self.complain = complain or say
+        """Tells what went wrong, whatever is kept quiet."""
         environ = os.environ if environ is None else environ
         self.tokens = Tokens(config.tokens.values())
         self.worker = Worker(
@@ -233,7 +236,8 @@ class Server:
             calls = self.gateway.statistics().calls
             if calls and not self._hurry.is_set():
                 left = f"{max(0.0, self._stop_at_s - time.monotonic()):.0f} s"
-                self.say(f"stopping: {calls} calls have {left} to end; once more stops them now")
+                count = "1 call has" if calls == 1 else f"{calls} calls have"
+                self.say(f"stopping: {count} {left} to end; once more stops them now")
             await self._drain()
             await self._close_gates()
             self.gateway.abort()
@@ -282,7 +286,7 @@ class Server:
             try:
                 changed = await self.worker.reload()
             except (CallyardError, OSError) as error:
-                self.say(f"reload failed, the old version goes on: {error}")
+                self.complain(f"reload failed, the old version goes on: {error}")
                 return tokens_changed
             if changed:
                 self.say(_show_change(before, _index(self.worker.registry)))
@@ -298,7 +302,7 @@ class Server:
                 return False
             self.config = self.config.with_settings(tokens=fresh.tokens)
         except (CallyardError, OSError) as error:
-            self.say(f"the settings stay as they are: {error}")
+            self.complain(f"the settings stay as they are: {error}")
             return False
         self.tokens.replace(fresh.tokens.values())
         if fresh.tokens:
