@@ -154,7 +154,7 @@ def test_a_signal_drains_and_the_status_says_which(target: Path, number: int, st
         server.process.send_signal(number)
         assert running.result(TIMEOUT_S) == (200, 1)
         assert server.end() == status
-        assert "stopping: 1 calls" in "".join(server.said)
+        assert "stopping: 1 call has" in "".join(server.said)
 
 
 @pytest.mark.requirement("D46")
@@ -166,7 +166,7 @@ def test_a_handler_that_hangs_is_left_behind(target: Path, hurries: bool) -> Non
         wait_until(mark.exists, "the call runs")
         server.process.send_signal(signal.SIGTERM)
         if hurries:
-            server.wait_said("stopping: 1 calls")
+            server.wait_said("stopping: 1 call has")
             wait_until(lambda: _again(server), "the second signal is heard")
         assert server.end() == 143
         status, _ = running.result(TIMEOUT_S)
