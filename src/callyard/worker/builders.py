@@ -33,6 +33,8 @@ CHUNK_BYTES: Final = 256 * 1024
 BOM: Final = codecs.BOM_UTF8
 _STARTS: Final = b"{["
 """What arguments begin with."""
+_CELL_CHARS_FREE: Final = 64 * 1024
+"""A row of no more characters has no cell that Python's csv module would call too large."""
 _SHOWN_NAMES: Final = 8
 _SHOWN_BYTES: Final = 60
 
@@ -64,7 +66,7 @@ class CallSource(Protocol):
     total: int | None
     """How many rows there are, when that is known beforehand."""
     may_block: bool
-    """Taking a row may wait on something else than a disk, so it must not happen on an event loop."""
+    """Taking a row may take long (it waits on more than a disk, or unpacks), so it must not happen on an event loop."""
 
     def rows(self) -> Iterator[Row]:
         """The rows, once. Closing the iterator closes the source."""
@@ -134,7 +136,10 @@ class _ByteSource:
             except UsageError:
                 self.close()
                 raise
+        self._comes_late = self.may_block
+        """Its first bytes need not be there yet."""
         self._is_compressed = compression is not None
+        self.may_block |= self._is_compressed  # gigabytes without a row may hide in a few bytes
 
     @property
     def read_fraction(self) -> float | None:
@@ -142,7 +147,10 @@ class _ByteSource:
             return None
         read = self.bytes_read
         if self._is_compressed:
-            read = self.bytes_total if self._file.closed else self._file.tell()
+            try:
+                read = self._file.tell()
+            except ValueError:  # closed, by the thread that read it to its end
+                read = self.bytes_total
         return min(1.0, read / self.bytes_total) if self.bytes_total else 1.0
 
     def close(self) -> None:
@@ -317,7 +325,7 @@ class CsvSource(_ByteSource):
     @property
     def columns(self) -> Sequence[str] | None:  # type: ignore[override]  # read when it is asked for
         """The header, empty where the file is. None: of a pipe it comes with its rows. Raises `UsageError`."""
-        return None if self.may_block and self._header is None else self._read_header()
+        return None if self._comes_late and self._header is None else self._read_header()
 
     def rows(self) -> Iterator[Row]:
         encode = msgspec.json.Encoder().encode
@@ -399,8 +407,8 @@ class CsvSource(_ByteSource):
         reason = str(error)
         if "unexpected end of data" in reason:
             reason = "a quoted cell is not closed before the file ends"
-        elif "field larger than field limit" in reason:
-            reason = f"a cell is larger than {csv.field_size_limit()} characters; is a quote not closed?"
+        elif "new-line character" in reason:
+            reason = "it has a carriage return within: end lines with LF or CRLF, and quote a cell that holds one"
         return _misfit(f"line {lines.row_number} is not CSV: {reason}", lines.row_number)
 
 
@@ -416,6 +424,7 @@ class _CsvLines:
         self.row_number = 0
         self.problem: CallFailure | None = None
         self._fresh = True
+        self._row_chars = 0
 
     def guess_delimiter(self) -> str:
         """By the first line that is not blank, which stays to be read."""
@@ -428,6 +437,7 @@ class _CsvLines:
     def begin_row(self) -> None:
         self._fresh = True
         self.problem = None
+        self._row_chars = 0
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -449,7 +459,25 @@ class _CsvLines:
         except UnicodeDecodeError as error:
             self.problem = self.problem or _not_utf8(line, error)
             text = content.decode(errors="replace")
+        self._row_chars += len(text) + 1
+        if self._row_chars > _CELL_CHARS_FREE:
+            self._admit_row(line)
         return f"{text}\n" if line.ended else text
+
+    def _admit_row(self, line: Line) -> None:
+        """Let the csv module take large cells, whose limit it has for the whole process; the row is bounded here.
+
+        Raises `csv.Error` for a row that is too large, which ends the row and not the reader.
+        """
+        if self._row_chars > LINE_BYTES_MAX:
+            problem = (
+                f"line {self.row_number} begins a row that exceeds line_bytes_max={LINE_BYTES_MAX} at line"
+                f" {line.number}: is a quote not closed?"
+            )
+            self.problem = self.problem or _misfit(problem, self.row_number, limit=LINE_BYTES_MAX)
+            raise csv.Error("the row is too large")
+        if csv.field_size_limit() < LINE_BYTES_MAX:
+            csv.field_size_limit(LINE_BYTES_MAX)
 
 
 class IterableSource:
@@ -516,6 +544,8 @@ def open_source(
     chosen, compression = split_format(Path(text).name if format is None else f".{format}")
     if format is None and text == "-":
         chosen = "jsonl"
+    elif format is None and _is_folder_of_parquet(Path(text)):
+        chosen, compression = "parquet", None
     if delimiter is not None and chosen not in {"csv", "tsv"}:
         raise UsageError(f"a delimiter is for CSV, but {text} is read as {_CALLED.get(chosen, chosen)}")
     if named and chosen in {"csv", "tsv", "parquet"}:
@@ -539,6 +569,13 @@ def open_source(
         check_readable(Path(text))
     known = f"expected {FORMATS} as its suffix, or a format named explicitly"
     raise UsageError(f"{text}: unknown format {chosen!r}: {known}" if chosen else f"{text} has no suffix: {known}")
+
+
+def _is_folder_of_parquet(path: Path) -> bool:
+    try:
+        return path.is_dir() and any(path.glob("*.parquet"))
+    except (OSError, ValueError):
+        return False  # who opens it says why
 
 
 FORMATS: Final = "jsonl (or ndjson), csv, tsv, json or parquet, text also with .gz or .zst after it"

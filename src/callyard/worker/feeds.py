@@ -1,7 +1,8 @@
 """Rows on demand: how a task asks its source for the next ones without ever waiting on the loop.
 
-A file is read inline, a bounded piece at a time. What may block (standard input, somebody's generator) is read by a
-thread of its own, at most `ahead_rows_max` rows ahead.
+A file is read inline, a bounded piece at a time. What may keep the loop waiting (standard input, somebody's generator,
+compressed data, of which a few bytes may be gigabytes without a row) is read by a thread of its own, at most
+`AHEAD_ROWS_MAX` rows and about `AHEAD_BYTES_MAX` of arguments ahead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import msgspec
 from callyard.worker.builders import Row
 
 AHEAD_ROWS_MAX: Final = 2_048
+AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of arguments: from here on no further row is read, so it is passed by one row at most."""
 
 
 class Taken(msgspec.Struct):
@@ -70,8 +73,10 @@ class ThreadFeed:
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
         self._ahead: deque[Row] = deque()
-        self._room = threading.Semaphore(AHEAD_ROWS_MAX)
+        self._ahead_bytes = 0
         self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        """Told when rows were taken, or nobody takes any more."""
         self._ended = False
         self._error: BaseException | None = None
         self._hungry = True
@@ -87,29 +92,35 @@ class ThreadFeed:
                 row = self._ahead.popleft()
                 taken.append(row)
                 size += len(row.args)
+            self._ahead_bytes -= size
             ended = self._ended and not self._ahead
             self._hungry = not self._ahead and not ended
             error = self._error
-        if taken:
-            self._room.release(len(taken))
-        elif ended and error is not None:
+            if taken:
+                self._room.notify()
+        if not taken and ended and error is not None:
             raise error
         return Taken(taken, ended and (error is None))
 
     def close(self) -> None:
         """The thread ends at its next row; one that waits for input forever is left to the end of the process."""
-        self._closed = True
-        self._room.release()
+        with self._lock:
+            self._closed = True
+            self._room.notify()
 
     def _read(self) -> None:
         error: BaseException | None = None
         try:
             for row in self._rows:
-                self._room.acquire()
-                if self._closed:
-                    break
                 with self._lock:
+                    while not self._closed and (
+                        len(self._ahead) >= AHEAD_ROWS_MAX or self._ahead_bytes >= AHEAD_BYTES_MAX
+                    ):
+                        self._room.wait()
+                    if self._closed:
+                        break
                     self._ahead.append(row)
+                    self._ahead_bytes += len(row.args)
                     hungry, self._hungry = self._hungry, False
                 if hungry:
                     self._wake()

@@ -19,6 +19,8 @@ from callyard.worker.builders import LINE_BYTES_MAX, Row, check_readable, shorte
 
 SLICE_ROWS: Final = 1_024
 """Rows that are Python values at one time."""
+_EXACT_MAX: Final = 2**53
+"""To here a float holds every integer."""
 
 
 def import_arrow(module: str, why: str) -> Any:
@@ -90,7 +92,7 @@ class ParquetSource(_TableSource):
         if self.path.is_dir():
             self._paths = sorted(self.path.glob("*.parquet"))
             if not self._paths:
-                raise UsageError(f"{self.name} is a folder without .parquet files")
+                raise UsageError(f"{self.name} is a folder without .parquet files; folders within are not read")
         self.total = 0
         for number, part in enumerate(self._paths):
             check_readable(part)
@@ -120,7 +122,7 @@ class ParquetSource(_TableSource):
                         raise UsageError(f"cannot read {path} as Parquet after row {self._taken}: {error}") from error
                     if batch is None:
                         break
-                    yield batch.to_pylist()
+                    yield _to_rows(batch)
 
 
 class FrameSource(_TableSource):
@@ -159,14 +161,15 @@ class FrameSource(_TableSource):
             yield part.to_dicts()
 
     def _cut_pandas(self) -> Iterator[list[dict[str, Any]]]:
+        whole = {name: "Int64" for name in self.columns if _holds_integers(self._frame[name])}
         for start in range(0, len(self._frame), SLICE_ROWS):
-            part = self._frame.iloc[start : start + SLICE_ROWS]
+            part = self._frame.iloc[start : start + SLICE_ROWS].astype(whole)
             yield part.astype(object).where(part.notna(), None).to_dict("records")  # NaT and NA have no JSON
 
     def _cut_arrow(self) -> Iterator[list[dict[str, Any]]]:
         for batch in self._reader:
             for start in range(0, batch.num_rows, SLICE_ROWS):
-                yield batch.slice(start, SLICE_ROWS).to_pylist()
+                yield _to_rows(batch.slice(start, SLICE_ROWS))
 
 
 def is_frame(value: object) -> bool:
@@ -223,6 +226,22 @@ def _column(make: Any, values: list[Any], errors: tuple[type[Exception], ...]) -
         return make(values)
     except errors:
         return make([None if value is None else msgspec.json.encode(value).decode() for value in values])
+
+
+def _to_rows(batch: Any) -> list[dict[str, Any]]:
+    """The rows of an Arrow batch. A map is an object, but pairs where one has a key twice: so nothing is lost."""
+    try:
+        return list(batch.to_pylist(maps_as_pydicts="strict"))
+    except (ValueError, KeyError):
+        return list(batch.to_pylist())
+
+
+def _holds_integers(column: Any) -> bool:
+    """Whether a pandas column of floats is one of integers with empty cells, for which pandas has no other place."""
+    if getattr(column.dtype, "kind", "") != "f":
+        return False
+    filled = column.dropna()
+    return 0 < len(filled) < len(column) and bool(((filled % 1 == 0) & (filled.abs() <= _EXACT_MAX)).all())
 
 
 def _library(value: object) -> str:

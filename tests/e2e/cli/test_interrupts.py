@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import gzip
 import json
 import os
 import select
@@ -104,6 +105,25 @@ def test_running_calls_may_finish_and_waiting_ones_are_told(tmp_path: Path, numb
         assert (error["kind"], error["outcome"], error["attempts"]) == ("cancelled", "not_run", 0)
     assert begun.read_text() == "begun\n" * 2
     assert f"rows from call {len(results)} on were not run and have no line" in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_while_gigabytes_unpack_to_no_row(tmp_path: Path, number: signal.Signals) -> None:
+    """A few megabytes of gzip that hold an hour of blank lines keep neither the run's calls nor its end."""
+    begun, rows = tmp_path / "begun", tmp_path / "rows.jsonl.gz"
+    blank = gzip.compress(b"\n" * 64_000_000, 1)
+    with rows.open("wb") as file:
+        file.write(gzip.compress(json.dumps([str(begun), "sleep"]).encode() + b"\n"))
+        for _ in range(200):
+            file.write(blank)
+    with started("run", f"{TARGET}:wait_async", rows) as process:
+        wait_for_file(begun)
+        with nothing_left(process):
+            process.send_signal(number)
+            wait_for_words(process, "once more stops them now\n")
+            done = finish(process)
+    assert done.status == SIGNALS[number]
+    assert "stopped early: interrupted" in done.err
 
 
 def test_an_end_while_standard_input_is_idle() -> None:

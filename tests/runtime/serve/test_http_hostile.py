@@ -563,7 +563,7 @@ async def test_an_address_that_is_taken_is_a_clear_error() -> None:
     first = Listener(app)
     await first.start()
     second = Listener(app, port=first.port)
-    with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{first.port}: Address already in use.*--port"):
+    with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{first.port}: Address already in use.*--http"):
         await second.start()
     await second.close()
     await first.close()

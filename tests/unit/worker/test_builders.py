@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import io
 import os
 import stat
@@ -374,6 +376,16 @@ def test_a_pipe_gives_its_rows_as_they_come() -> None:
         assert next(rows) == Row(2, b"[3]")
 
 
+def test_unpacking_may_take_long_and_names_are_known_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv.gz"
+    path.write_bytes(gzip.compress(b"a,b\n1,2\n"))
+    source = open_source(path)
+    assert isinstance(source, CsvSource)
+    assert source.may_block
+    assert source.columns == ["a", "b"]
+    source.close()
+
+
 def test_a_named_pipe_may_block(tmp_path: Path) -> None:
     fifo = tmp_path / "rows.jsonl"
     os.mkfifo(fifo)
@@ -430,12 +442,12 @@ def test_another_delimiter_is_seen_in_the_header(mark: str) -> None:
         (b"JFK,caf\xe9", "line 3 is not UTF-8: byte 0xe9 at byte 23 of the file", 3),
         (b"JFK,\0", "line 3 holds a NUL byte: expected CSV text", 3),
         (b'"JFK"x,5', "line 3 is not CSV: ',' expected after '\"'", 3),
+        (b"JFK,5\r6", "line 3 is not CSV: it has a carriage return within: end lines with LF or CRLF", 3),
         (
-            b'JFK,"' + b"x" * 200_000 + b'"',
-            "line 3 is not CSV: a cell is larger than 131072 characters; is a quote not",
+            b'JFK,"' + (b"x" * 999_999 + b"\n") * (LINE_BYTES_MAX // 1_000_000) + b"x" * 1_000_000,
+            f"line 3 begins a row that exceeds line_bytes_max={LINE_BYTES_MAX} at line",
             3,
         ),
-        (b"JFK," + b"x" * 200_000, "line 3 is not CSV: a cell is larger than 131072 characters", 3),
         (b"JFK," + b"x" * (LINE_BYTES_MAX + 1), f"line 3 of {LINE_BYTES_MAX + 5} bytes exceeds line_bytes_max", 3),
     ],
     ids=lambda value: repr(value)[:30],
@@ -447,6 +459,42 @@ def test_a_bad_row_is_its_own_failure(line: bytes, message: str, number: int) ->
     text, details = failure(rows[1])
     assert text.startswith(message)
     assert details["line"] == number
+
+
+@pytest.mark.parametrize("cell", [b"x" * 10_000_000, b'"' + b"x\n" * 100_000 + b'"'], ids=["one line", "many lines"])
+def test_a_cell_may_be_as_large_as_a_line(cell: bytes) -> None:
+    before = csv.field_size_limit(131_072)  # as Python begins with
+    try:
+        rows = table(b"origin,km\nJFK," + cell + b"\nLAX,2\n")
+    finally:
+        csv.field_size_limit(max(before, csv.field_size_limit()))
+    assert decoded(rows) == [
+        {"origin": "JFK", "km": cell.strip(b'"').decode()},
+        {"origin": "LAX", "km": "2"},
+    ]
+
+
+def test_a_row_that_never_ends_is_bounded() -> None:
+    """Each of its cells is small, and each line goes on with the row that the one before began."""
+
+    class Endless(io.RawIOBase):
+        left = 200
+
+        def read(self, size: int = -1) -> bytes:
+            self.left -= 1
+            if self.left == 199:
+                return b'origin,km\n"x'
+            return (b'\n","' + b"x" * 1_000) * (CHUNK_BYTES // 1_004) if self.left >= 0 else b""
+
+    tracemalloc.start()
+    try:
+        rows = [row for row in CsvSource("rows.csv", stream=Endless()).rows() if row.failure is not None]  # type: ignore[arg-type]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert failure(rows[0])[0].startswith(f"line 2 begins a row that exceeds line_bytes_max={LINE_BYTES_MAX}")
+    assert len(rows) >= 3
+    assert peak < 6 * LINE_BYTES_MAX
 
 
 def test_a_row_of_several_lines_is_named_by_its_first() -> None:

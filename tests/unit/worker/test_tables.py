@@ -130,9 +130,45 @@ def test_a_folder_of_parts_is_one_list(tmp_path: Path) -> None:
     for number in range(3):
         pq.write_table(pa.table({"x": [number]}), folder / f"part-{number}.parquet")
     assert decoded(list(open_source(folder).rows())) == [{"x": 0}, {"x": 1}, {"x": 2}]
+    other = folder.rename(tmp_path / "month.01")  # what is in it says it, too
+    assert decoded(list(open_source(other).rows())) == [{"x": 0}, {"x": 1}, {"x": 2}]
+    folder = other.rename(folder)
     pq.write_table(pa.table({"y": [1]}), folder / "part-9.parquet")
     with pytest.raises(UsageError, match=r"part-9\.parquet: expected the columns of part-0\.parquet \(x\), got y"):
         open_source(folder)
+
+
+@pytest.mark.requirement("X43")
+def test_a_map_is_an_object_and_keeps_a_key_that_is_there_twice(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    kind = pa.map_(pa.string(), pa.int64())
+    cells = [[("a", 1), ("b", 2)], [], None]
+    within = pa.array([{"m": cell} for cell in cells], pa.struct([("m", kind)]))
+    pq.write_table(pa.table({"m": pa.array(cells, kind), "s": within}), path)
+    expected = [{"a": 1, "b": 2}, {}, None]
+    assert decoded(list(open_source(path).rows())) == [{"m": cell, "s": {"m": cell}} for cell in expected]
+    twice = pa.table({"m": pa.array([[("a", 1), ("a", 2)]], kind)})
+    assert decoded(list(open_rows(twice).rows())) == [{"m": [["a", 1], ["a", 2]]}]
+
+
+def test_integers_of_pandas_with_empty_cells_are_integers() -> None:
+    """Pandas makes floats of such a column: 1.0 is no integer to a function."""
+    frame = pd.DataFrame(
+        {
+            "whole": [1, None, -3],
+            "float": [1.0, 2.0, 3.0],
+            "mixed": [1.0, None, 2.5],
+            "huge": [2.0**60, None, 1.0],
+            "endless": [1.0, None, math.inf],
+            "none": [math.nan] * 3,
+        }
+    )
+    rows = [msgspec.json.decode(row.args) for row in open_rows(frame).rows()]
+    assert [row["whole"] for row in rows] == [1, None, -3]
+    assert type(rows[0]["whole"]) is int
+    assert all(type(rows[0][name]) is float for name in ("float", "mixed", "huge", "endless"))
+    assert [row["none"] for row in rows] == [None] * 3
+    assert frame["whole"].dtype == "float64"  # the frame is not touched
 
 
 def test_what_is_no_parquet(tmp_path: Path) -> None:
