@@ -78,7 +78,8 @@ class HoldsWithItsPermit(Moving):
     """A held record keeps the permit that it came with."""
 
     def _hold_for_session(self, record: Record, permit: Permit) -> HostErrorKind | None:
-        self._append(self._hold_of(record.target), Held(record, "session", self._timers.now_ms() + 1_000))
+        held = Held(record, "session", self._timers.now_ms() + 1_000, needs_permit=True)
+        self._append(self._hold_of(record.target), held)
         return None
 
 

@@ -222,9 +222,9 @@ async def test_progress_that_is_none_is_dropped(value: bytes) -> None:
     async with open_yard() as yard:
         opened = yard.worker.open_attempt
 
-        def forge(view: Any, call: Any, context: Any, budget_ms: int, on_event: Any, on_subcall: Any) -> Any:
+        def forge(view: Any, call: Any, context: Any, budget_ms: int, on_event: Any, *rest: Any) -> Any:
             on_event(CallEventPayload(1, CallEventKind.PROGRESS, value=msgspec.Raw(value)))
-            return opened(view, call, context, budget_ms, on_event, on_subcall)
+            return opened(view, call, context, budget_ms, on_event, *rest)
 
         yard.worker.open_attempt = forge  # type: ignore[method-assign]
         assert (await yard.dispatch("seen", on_progress=lambda *told: heard.append(told))).ok
