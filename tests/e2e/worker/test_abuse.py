@@ -193,16 +193,16 @@ async def test_closing_while_it_starts_ends_the_start(
     closing: list[asyncio.Future[None]] = []
     real = getattr(part, step)
 
-    async def close_in_it(*args: Any) -> Any:
+    async def close_in_it(*args: Any, **named: Any) -> Any:
         if closing:
-            return await real(*args)
+            return await real(*args, **named)
         if when == "after":
-            result = await real(*args)
+            result = await real(*args, **named)
         closing.append(asyncio.ensure_future(worker.close()))
         if when == "during":
-            return await real(*args)
+            return await real(*args, **named)
         await asyncio.sleep(0)
-        return result if when == "after" else await real(*args)
+        return result if when == "after" else await real(*args, **named)
 
     monkeypatch.setattr(part, step, close_in_it)
     starting = asyncio.ensure_future(worker.start())
