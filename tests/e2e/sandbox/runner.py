@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import socket
 import sys
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import Any
 
 from callyard import ErrorKind, Result, Worker
 from callyard.worker.run_folder import PREFIX
+from callyard.worker.worker import peak_memory_bytes
 from tests.e2e.sandbox.expected import EXPECTED, Outcome
 
 MIB = 1 << 20
@@ -128,7 +128,7 @@ async def run_all(level: str, folder: Path) -> None:
                     ),
                     flush=True,
                 )
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            peak = peak_memory_bytes()
             print(json.dumps({"secret": machine.secret.read_text(), "peak_bytes": peak}), flush=True)
 
 
