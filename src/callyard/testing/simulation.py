@@ -13,7 +13,6 @@ hash seed; a failure names its seed and shows the last of the trace.
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
@@ -130,7 +129,6 @@ def run_world(
     simulation = Simulation(seed)
     name = getattr(build, "__name__", "world")
     world: World | None = None
-    gc.freeze()  # a world that collects its own garbage at the end does not walk all that was there before it
     try:
         world = build(simulation)
         world.start()
@@ -150,5 +148,4 @@ def run_world(
     finally:
         if isinstance(world, ClosableWorld):
             world.close()
-        gc.unfreeze()
     return SimulationReport(seed, simulation.trace_hash, simulation.steps, simulation.clock.now_ms())
