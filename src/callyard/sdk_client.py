@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, overloa
 import msgspec
 
 from callyard.errors import CallError, ErrorKind, UsageError, fail
-from callyard.functions.current import RUNNING, RunningCall
+from callyard.functions.current import ASK_PROVIDER, RUNNING, RunningCall
 from callyard.sdk import IoReply
 from callyard.sdk_io import IoRuntime, Question
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Action = Literal["accept", "decline", "cancel"]
-PROVIDER: Final = "client"
 NAME_CHARACTERS_MAX: Final = 128
 _PRIMITIVE: Final = frozenset({"string", "number", "integer", "boolean"})
 _NO_QUESTION: Final = {"type": "object", "properties": {}}
@@ -63,7 +62,7 @@ def _question(operation: str, params: Mapping[str, Any], name: str | None) -> Qu
                 f"{operation}: name must be printable text of 1 to {NAME_CHARACTERS_MAX} characters, got {name!r}"[:300]
             )
         params = {**params, "name": name}
-    return _Question(PROVIDER, operation, encode_value(params), None, False)
+    return _Question(ASK_PROVIDER, operation, encode_value(params), None, False)
 
 
 class Elicited(msgspec.Struct, Generic[T], frozen=True):

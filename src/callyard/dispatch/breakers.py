@@ -8,13 +8,12 @@ from callyard.clock import Timers
 from callyard.dispatch.call import Call
 from callyard.dispatch.telling import Teller
 from callyard.errors import CallFailure, ErrorKind
+from callyard.functions.current import ASK_PROVIDER
 from callyard.functions.ports import CallOutcome
 from callyard.policy.breaker import Allowed, Breaker, BreakerPolicy, BreakerState, Refused, is_failure
 
 _CLOSED: Final = BreakerState.CLOSED
 _TIMEOUT: Final = ErrorKind.TIMEOUT
-ASKED: Final = "client"
-"""The provider of what a call asks its client."""
 
 
 class Breakers:
@@ -84,7 +83,7 @@ def _is_the_callers(call: Call, failure: CallFailure, timeout_ms: int) -> bool:
         return limit == "deadline_ms" or (limit == "timeout_ms" and asked_ms is not None and asked_ms < own_ms)
     cause = failure.details.get("cause")
     details = cause.get("details") if isinstance(cause, dict) else None
-    return isinstance(details, dict) and details.get("provider") == ASKED
+    return isinstance(details, dict) and details.get("provider") == ASK_PROVIDER
 
 
 def _judge(breaker: Breaker, held: Allowed, now_ms: int, end: CallOutcome | None) -> BreakerState | None:

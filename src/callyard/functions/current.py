@@ -12,6 +12,9 @@ import msgspec
 
 from callyard.ids import CallId
 
+ASK_PROVIDER: Final = "client"
+"""The IO provider that takes a call's questions, and whose name stands in the details of one that got no answer."""
+
 
 class CallInfo(msgspec.Struct, frozen=True):
     """What a running call may know of itself. Outside an executor and a dispatcher every field has its default."""

@@ -207,11 +207,6 @@ class Moving:
 
     # --- what becomes of units ---
 
-    def state_of(self, key: OwnerKey) -> UnitState | None:
-        """None: it is open, or there is none."""
-        condition = self._condition(key)
-        return None if condition is Condition.OPEN else condition
-
     def begin(self, key: OwnerKey, state: UnitState) -> None:
         """From here on an open unit takes nothing: it is being created, a session without a connection, or sealed.
 

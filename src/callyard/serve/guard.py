@@ -216,15 +216,13 @@ class Guard:
             raise Refusal(403, fail(ErrorKind.DENIED, text, reason="origin"))
 
     def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
-        tokens = self._tokens()  # a reload changes them
-        if not tokens.are_asked_for:
-            return tokens.anonymous
-        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        caller = self._tokens().find_bearer(authorization)  # asked each time: a reload changes them
+        if caller is not None:
+            return caller  # before any rate: a stranger behind the same address does not lock it out
+        scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() == "bearer" and token:
-            caller = tokens.find(token)
-            if caller is not None:
-                return caller  # before any rate: a stranger behind the same address does not lock it out
             self._count_wrong(scope)
         what = "it is not one of ours" if token else "send Authorization: Bearer TOKEN"
         challenge = 'Bearer realm="callyard"' + (', error="invalid_token"' if token else "")

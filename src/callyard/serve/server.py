@@ -207,10 +207,6 @@ class Server:
             if not gate.cancelled() and (error := gate.exception()) is not None:
                 raise error
 
-    @property
-    def is_stopping(self) -> bool:
-        return self.stopping.is_set()
-
     def request_stop(self) -> None:
         """Begin the stop: what is under way may end until the drain deadline. A second time: now. Never waits."""
         if self.stopping.is_set():

@@ -151,7 +151,7 @@ class _ByteSource:
                 read = self._file.tell()
             except ValueError:  # closed, by the thread that read it to its end
                 read = self.bytes_total
-        return min(1.0, read / self.bytes_total) if self.bytes_total else 1.0
+        return fraction_of(read, self.bytes_total)
 
     def close(self) -> None:
         if self.name != "-":
@@ -503,9 +503,7 @@ class IterableSource:
 
     @property
     def read_fraction(self) -> float | None:
-        if self.total is None:
-            return None
-        return min(1.0, self._taken / self.total) if self.total else 1.0
+        return fraction_of(self._taken, self.total)
 
     def rows(self) -> Iterator[Row]:
         for index, value in enumerate(self._values):
@@ -643,6 +641,13 @@ def _first_line(content: bytes, size: int, *, ended: bool = True) -> Line:
 
 def _misfit(problem: str, line: int, **details: Any) -> CallFailure:
     return fail(ErrorKind.SCHEMA, problem, line=line, **details)
+
+
+def fraction_of(done: int, total: int | None) -> float | None:
+    """0..1; None: the total is not known."""
+    if total is None:
+        return None
+    return min(1.0, done / total) if total else 1.0
 
 
 def too_large(size: int, place: str, number: int) -> CallFailure:

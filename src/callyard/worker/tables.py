@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from callyard.errors import ErrorKind, UsageError, fail
 from callyard.functions.encoding import ResultMisfit, encode_table_row
-from callyard.worker.builders import LINE_BYTES_MAX, Row, check_readable, shorten_names, too_large
+from callyard.worker.builders import LINE_BYTES_MAX, Row, check_readable, fraction_of, shorten_names, too_large
 
 SLICE_ROWS: Final = 1_024
 """Rows that are Python values at one time."""
@@ -46,9 +46,7 @@ class _TableSource:
 
     @property
     def read_fraction(self) -> float | None:
-        if self.total is None:
-            return None
-        return min(1.0, self._taken / self.total) if self.total else 1.0
+        return fraction_of(self._taken, self.total)
 
     def close(self) -> None:
         """Nothing is open between two slices."""

@@ -286,7 +286,7 @@ async def test_a_gate_whose_client_has_gone_ends_the_server(target: Path) -> Non
     async with started(target) as running:
         async with asyncio.timeout(WAIT_S):
             await running.server.run(short, serve_until_stopped)
-        assert running.server.is_stopping
+        assert running.server.stopping.is_set()
 
 
 async def test_what_a_gate_raises_is_raised_after_the_stop(target: Path) -> None:

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 from callyard.errors import UsageError
+from callyard.functions.current import ASK_PROVIDER
 from callyard.worker.io.client import ClientProvider
 from callyard.worker.io.config import IoConfig
 from callyard.worker.io.files import FilesProvider
@@ -25,7 +26,7 @@ def build_providers(config: IoConfig, *, sandboxed: bool) -> dict[str, Provider]
         "files": FilesProvider(config.files),
         "sql": SqlProvider(config.sql),
         "jsonrpc": JsonRpcProvider(config.jsonrpc),
-        "client": ClientProvider(),
+        ASK_PROVIDER: ClientProvider(),
     }
     installed = find_installed() if config.others else {}
     for name, settings in config.others.items():
