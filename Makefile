@@ -56,9 +56,11 @@ build/demo/.data-installed: requirements-demo.lock $(VENV)/.lock-installed
 bench: setup
 	$(BIN)/python -m bench.limits $(ARGS)
 	$(BIN)/python -m bench.calls $(ARGS)
+	$(BIN)/python -m bench.values $(ARGS)
 	$(BIN)/python -m bench.dispatch $(ARGS)
 	$(BIN)/python -m bench.host $(ARGS)
 	$(BIN)/python -m bench.serve $(ARGS)
+	$(BIN)/python -m bench.pool $(ARGS)
 
 requirements: setup
 	@$(BIN)/python tools/requirements.py $(ARGS)

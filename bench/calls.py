@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Coroutine
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,6 +30,7 @@ from bench.limits import CHILDREN, process_pool, raw_limit
 from callyard import Worker
 from callyard.scheduler import CallResult
 from callyard.worker.builders import open_source
+from callyard.worker.file_run import FileRun, Rerun
 from callyard.worker.outputs import CallableOutput, open_output
 from callyard.worker.worker import peak_memory_bytes
 
@@ -37,6 +39,10 @@ ASYNC_TARGET: Final = Path(__file__).with_name("async_functions_file.py")
 ROUNDS: Final = 3
 WARM_CALLS: Final = 5_000
 MEMORY_CALLS: Final = (30_000, 3_000_000)
+RATES: Final = (
+    *("map", "map, no promise", "map, async def"),
+    *("file to sink", "file to file", "file to file, journal"),
+)
 T = TypeVar("T")
 
 
@@ -64,6 +70,23 @@ async def file_rate(worker: Worker, function: str, path: Path, calls: int) -> fl
     return calls / (time.perf_counter() - started)
 
 
+async def kept_rate(worker: Worker, path: Path, calls: int, *, journal: bool) -> float:
+    """Calls a second from a JSONL file to another one, with the journal that every such run of the command has."""
+    out = path.with_name("out.jsonl")
+    out.unlink(missing_ok=True)
+    started = time.perf_counter()
+    if journal:
+        file_run = FileRun.prepare(out, Rerun(), source=path)
+        assert file_run is not None
+        with closing(file_run):
+            rows, sink = await file_run.begin(worker, open_source(path), "no_op", {})
+            summary = await worker.run("no_op", rows, sink, file_run=file_run)
+    else:
+        summary = await worker.run("no_op", open_source(path), open_output(out))
+    assert (summary.calls, summary.failed) == (calls, 0)
+    return calls / (time.perf_counter() - started)
+
+
 async def single_times(worker: Worker, count: int) -> list[float]:
     times = []
     for value in range(count):
@@ -86,6 +109,8 @@ async def measure_round(calls: int, path: Path) -> dict[str, float]:
             "map, no promise": await map_rate(worker, "no_op_unpromised", calls),
             "map, async def": async_rate,
             "file to sink": await file_rate(worker, "no_op", path, calls),
+            "file to file": await kept_rate(worker, path, calls, journal=False),
+            "file to file, journal": await kept_rate(worker, path, calls, journal=True),
             "single": median(singles),
             "single p99": p99(singles),
         }
@@ -106,7 +131,7 @@ def measure(calls: int, rounds: int, seconds: float) -> dict[str, Any]:
         for _ in range(rounds):
             raw, pool = raw_limit(seconds), process_pool(seconds)
             ours = run(measure_round(calls, path))
-            for name in ("map", "map, no promise", "map, async def", "file to sink"):
+            for name in RATES:
                 found.setdefault(name, []).append(ours[name])
                 found.setdefault(f"{name} / raw", []).append(ours[name] / raw.pipelined_per_s)
                 found.setdefault(f"{name} / pool", []).append(ours[name] / pool.map_per_s)
@@ -121,7 +146,7 @@ def measure(calls: int, rounds: int, seconds: float) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     rows = [
         [name, thousands(found[name]), f"{found[f'{name} / raw']:.2f}", f"{found[f'{name} / pool']:.1f}"]
-        for name in ("map", "map, no promise", "map, async def", "file to sink")
+        for name in RATES
     ]
     print_table(
         f"No-op calls a second, {CHILDREN} executors, validation on (medians of rounds)",

@@ -18,10 +18,12 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from bench import median, p99, print_table
@@ -365,9 +367,13 @@ def show_overload(found: dict[str, Any]) -> None:
 
 
 def measure_faults(calls: int, quiet_s: float) -> dict[str, dict[str, Any]]:
-    settings = ("--executors", "2", "--log-level", "error")
     found: dict[str, dict[str, Any]] = {}
-    with callyard_server(FUNCTIONS, *settings) as served:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        config = Path(folder) / "callyard.toml"
+        # Each of the calls runs: neither the breaker nor the wait after many restarts ends them early.
+        config.write_text("[serve]\nbreaker_failures = 0\n[worker]\nmax_restarts = 1000000\n", encoding="utf-8")
+        settings = ("--executors", "2", "--log-level", "error", "--config", str(config))
+        served = stack.enter_context(callyard_server(FUNCTIONS, *settings))
         _load(served.port, AT_ONCE, 2.0)  # every executor has loaded the file then
         for tool in FAULTS:
             with probing(served.port, "add") as quiet:
@@ -379,6 +385,7 @@ def measure_faults(calls: int, quiet_s: float) -> dict[str, dict[str, Any]]:
                 time.sleep(0.5)
                 took = drive(served.port, [Stream(caller.ask, caller.judge, seen) for caller in callers])
             memory.end()
+            print(f"{tool}: {took:.0f} s", file=sys.stderr, flush=True)
             found[tool] = {
                 "sent": seen.sent,
                 "answers": dict(seen.answers),

@@ -101,6 +101,16 @@ FAILED: Message = {
     "notes": ["chdir was put back"],
 }
 
+STORED: Message = {"grant": 7, "offset": 131072, "length": 30000017}
+PACKED: Message = {
+    "value": {"image": None, "at": [1, None]},
+    "parts": [
+        {"at": ["image"], "size": 3},
+        {"at": ["at", 1], "size": 16, "kind": "array", "dtype": "<f8", "shape": [2]},
+    ],
+}
+PACKED_RAW = b"\x89PN" + bytes(16)
+
 WORKER: dict[str, Message] = {
     "execute_call_minimal": envelope(
         "ExecuteCall",
@@ -221,6 +231,47 @@ WORKER: dict[str, Message] = {
             "promises": PROMISES,
         },
     ),
+    "execute_call_stored": envelope(
+        "ExecuteCall",
+        {
+            "task_id": "run-1",
+            "function_id": "assess",
+            "function_code_digest": DIGEST,
+            "attempt_seq": 1,
+            "args": Raw("null"),
+            "result_form": {"binary": True, "nan_null": True, "bytes_max": 8388608},
+            "args_at": STORED,
+        },
+        call_id="run-1-3",
+    ),
+    "execute_call_packed": envelope(
+        "ExecuteCall",
+        {
+            "task_id": "run-1",
+            "function_id": "assess",
+            "function_code_digest": DIGEST,
+            "attempt_seq": 1,
+            "args": Raw(dump(PACKED)),
+        },
+        call_id="run-1-4",
+    ),
+    "execute_calls_result_form": envelope(
+        "ExecuteCalls",
+        {
+            "task_id": "run-1",
+            "function_id": "distance",
+            "function_code_digest": DIGEST,
+            "calls": [{"call_id": "run-1-0", "attempt_seq": 1, "args": Raw("[]")}],
+            "result_form": {"binary": True},
+        },
+    ),
+    "resume_call_stored": envelope(
+        "ResumeCall",
+        {"resume_kind": "subcall", "attempt_seq": 2, "result_at": STORED},
+        call_id="run-1-0",
+        request_id="r-2",
+    ),
+    "arena_released_by_worker": envelope("ArenaReleased", {"grants": [7, 9]}),
     "resume_call_minimal": envelope(
         "ResumeCall", {"resume_kind": "io", "attempt_seq": 1}, call_id="run-1-0", request_id="r-1"
     ),
@@ -266,6 +317,30 @@ EXECUTOR: dict[str, Message] = {
         },
         call_id="run-1-0",
     ),
+    "call_completed_stored": envelope(
+        "CallCompleted", {"attempt_seq": 2, "output": Raw("null"), "output_at": STORED}, call_id="run-1-0"
+    ),
+    "call_completed_run_time": envelope(
+        "CallCompleted", {"attempt_seq": 1, "output": Raw("1"), "run_us": 1250}, call_id="run-1-0"
+    ),
+    "calls_settled_run_time": envelope(
+        "CallsSettled", {"calls": [{"call_id": "run-1-0", "attempt_seq": 1}], "run_us": 18}
+    ),
+    "call_completed_packed": envelope(
+        "CallCompleted", {"attempt_seq": 2, "output": Raw(dump(PACKED))}, call_id="run-1-0"
+    ),
+    "call_waiting_subcall_stored": envelope(
+        "CallWaiting",
+        {
+            "wait_kind": "subcall",
+            "task_id": "run-1",
+            "attempt_seq": 1,
+            "subcall": {"function_id": "distance", "args": Raw("null"), "args_at": STORED},
+        },
+        call_id="run-1-0",
+        request_id="r-5",
+    ),
+    "arena_released_by_executor": envelope("ArenaReleased", {"grants": []}),
     "call_failed_minimal": envelope("CallFailed", {"attempt_seq": 1, "error_kind": "timeout"}, call_id="run-1-0"),
     "call_failed_full": envelope("CallFailed", FAILED, call_id="run-1-0"),
     "call_failed_recalled": envelope("CallFailed", {"attempt_seq": 1, "error_kind": "recalled"}, call_id="run-1-0"),
@@ -438,6 +513,36 @@ EXECUTOR: dict[str, Message] = {
         },
         request_id="d-2",
     ),
+    "described_defined": envelope(
+        "Described",
+        {
+            "function_code_digest": DIGEST,
+            "functions": [
+                {
+                    "name": "score",
+                    "entry_selector": "functions:score",
+                    "signature": "score(x: int) -> int",
+                    "defined": "shop.models:score_v2",
+                },
+            ],
+        },
+        request_id="d-3",
+    ),
+    "described_binary": envelope(
+        "Described",
+        {
+            "function_code_digest": DIGEST,
+            "functions": [
+                {
+                    "name": "blur",
+                    "entry_selector": "functions:blur",
+                    "signature": "blur(image: bytes) -> bytes",
+                    "binary": True,
+                },
+            ],
+        },
+        request_id="d-4",
+    ),
 }
 
 ACK = '{"message_type":"HeartbeatAck"}'
@@ -450,6 +555,18 @@ STREAMS: dict[str, tuple[str, bytes, list[tuple[Message, bytes | None]], int]] =
         "executor",
         sidecar_frame(dump(EXECUTOR["call_waiting_io"]), bytes(range(256))),
         [(EXECUTOR["call_waiting_io"], bytes(range(256)))],
+        0,
+    ),
+    "packed_args": (
+        "worker",
+        sidecar_frame(dump(WORKER["execute_call_packed"]), PACKED_RAW),
+        [(WORKER["execute_call_packed"], PACKED_RAW)],
+        0,
+    ),
+    "packed_output": (
+        "executor",
+        sidecar_frame(dump(EXECUTOR["call_completed_packed"]), PACKED_RAW),
+        [(EXECUTOR["call_completed_packed"], PACKED_RAW)],
         0,
     ),
     "sidecar_empty": ("worker", sidecar_frame(ACK, b""), [(ACK_MESSAGE, b"")], 0),
@@ -610,6 +727,26 @@ INVALID: dict[str, tuple[str, bytes, str, str, int]] = {
         0,
     ),
     "output_leading_zero": ("executor", frame(COMPLETED % "-01"), "malformed: ", "", 0),
+    "stored_negative": (
+        "executor",
+        frame(
+            '{"message_type":"CallCompleted","call_id":"c","payload":{"attempt_seq":1,"output":null,'
+            '"output_at":{"grant":1,"offset":-4096,"length":1}}}'
+        ),
+        "malformed: ",
+        "$.payload.output_at.offset",
+        0,
+    ),
+    "stored_without_length": (
+        "executor",
+        frame(
+            '{"message_type":"CallCompleted","call_id":"c","payload":{"attempt_seq":1,"output":null,'
+            '"output_at":{"grant":1,"offset":0}}}'
+        ),
+        "malformed: ",
+        "length",
+        0,
+    ),
     "payload_missing": (
         "executor",
         frame('{"message_type":"CallCompleted","call_id":"c"}'),

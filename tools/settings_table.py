@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any, Final
 
@@ -12,106 +12,72 @@ import msgspec
 from callyard.dispatch.config import DispatcherConfig
 from callyard.host.config import HostConfig, JobQueueConfig
 from callyard.host.ledger import OwnerLimits
+from callyard.serve.config import SERVE_SETTINGS
+from callyard.settings import Kind, Setting, show_amount
 from callyard.transport.port import CoreHwmOptions
-from callyard.worker.config import ENVIRONMENT, PoolConfig, WorkerConfig, setting_range
+from callyard.worker.config import POOL_SETTINGS, WORKER_SETTINGS
 
 HEAD: Final = """# Settings
 
-By name to `Worker(…, name=value)`, `Yard(…)` and `callyard.run(…)`; the command line also reads the variables. A value
-outside its range is refused with the range. Names in `_ms` are milliseconds, in `_bytes` bytes.
+One table feeds every place where a setting can be given, under the same name:
+
+| where | how | |
+| --- | --- | --- |
+| Python | `Worker(…, start_timeout_ms=2_000)`, `Yard(…)`, `callyard.run(…)` | the value itself; no file, no variables |
+| an option | `--set start_timeout=2s`; some have one of their own, such as `--executors` | goes before all others |
+| a variable | `CALLYARD_START_TIMEOUT_MS=2s` | goes before the file |
+| the settings file | `start_timeout = "2s"` below `[worker]` | goes before the default |
+
+Names in `_ms` are durations, in `_bytes` sizes: plain numbers are milliseconds and bytes. Outside of Python a value may
+have its unit (`250ms`, `2s`, `5m`, `1h`; `64MiB`, `1GB`), and the name may do without. A value outside its range is
+refused with the range and the place where it was given; a name that is no setting, with the one that was perhaps
+meant. `executor_count` may be written `executors`, as calls in Python have it. `callyard COMMAND … --print-config`
+shows each setting, its value and where it came from, with `***` for what looks like a secret.
+
+The settings file is `callyard.toml`, or the same tables below `[tool.callyard]` in pyproject.toml
+(`[tool.callyard.worker]`). Commands take the one in the target's folder, or in the nearest one above it up to the
+project's own (the first with a pyproject.toml, setup.py, setup.cfg or .git); without a target they start from the
+current folder. `--config FILE` names another. Beside code that is not trusted (`--sandbox`, `--audit`) none is read.
 
 A budget is no setting: a call has none, and may run as long as it likes, unless its function (`budget_ms`) or the call
 (`budget_ms=`, `--budget`) gives one. `call_deadline_ms` limits no call; the stall timeout is worked out from it.
 """
-COLUMNS: Final = """
+FIRST: Final = (
+    "executor_count",
+    "executor_max_inflight",
+    "default_max_attempts",
+    "executor_memory_high_watermark",
+    "executor_nice",
+    "executor_python",
+    "start_timeout_ms",
+    "audit_timeout_ms",
+    "drain_deadline_ms",
+    "capture_locals",
+)
+"""Settings of the worker that people ask for first."""
+WORKERS: Final = """
 | setting | meaning | default | range | variable |
 | --- | --- | --- | --- | --- |
 """
-FIRST: Final = {
-    "executor_count": "processes that run calls; 0: the CPUs this process may use (affinity and cgroup quota)",
-    "executor_max_inflight": "calls at one executor at once; they take turns, and only one computes at a time",
-    "default_max_attempts": "most attempts of a call that may be retried",
-    "executor_memory_high_watermark": "an executor above this resident size, in bytes, takes no more calls; 0: off",
-    "executor_nice": "how far executors step back behind other processes (`nice`); `callyard serve` says 5",
-    "executor_python": (
-        "the interpreter of executors: a path, a virtual environment, a command, or `auto`, with which commands begin "
-        "(`$VIRTUAL_ENV`, else `.venv` in the target's project, else our own); empty: that of the worker"
-    ),
-    "start_timeout_ms": "time to import the functions' file",
-    "audit_timeout_ms": "time of one try of an audit policy; without a verdict it is tried twice more",
-    "drain_deadline_ms": "what running calls get when the worker closes, before they are cancelled",
-    "capture_locals": "a failure also carries the local variables of the code that raised",
-}
-OTHERS: Final = {
-    "spare_executors": "processes kept started and idle, to take a lost one's place at once",
-    "executor_spawn_mode": "how executors are started: `process`, or `sandbox`",
-    "link_mode": "how executors are connected: `socketpair`, inherited, or `path`, a socket in the run's folder",
-    "executor_max_runnable": "calls at one executor that are not waiting; one that has as many takes no more",
-    "executor_selection_sample_size": "executors compared when a call is placed; 0: all",
-    "task_max_inflight_calls": "calls of one list that are at executors at once",
-    "call_deadline_ms": "the budget that the stall timeout allows for; limits no call itself",
-    "scheduler_stall_timeout_ms": (
-        "an executor blocked so long by code that nothing interrupts is killed; derived: `call_deadline_ms` + 5,000;"
-        " longer for larger budgets, off while a call without a budget runs there"
-    ),
-    "heartbeat_timeout_ms": "an executor silent this long is killed; at least the stall timeout + 5,000",
-    "heartbeat_interval_ms": "time between an executor's heartbeats",
-    "max_subcall_depth": "calls below a call of a list; a call of the deepest makes no further one",
-    "base_backoff_ms": "the wait before a first retry; it grows with each, and is random",
-    "instance_fairness": "not in use yet",
-    "instance_fairness_quantum": "not in use yet",
-    "max_collected_output_bytes": "results of one list that the worker may hold; above it the list ends early; 0: off",
-    "executor_task_slots": "call lists that run at once; more wait",
-    "stream_build_enabled": "not in use yet: every list is streamed",
-    "max_outstanding_batches": "batches of one list that were read and are not done",
-    "batch_rows": "most rows read at a time",
-    "batch_args_bytes": "most bytes of arguments read at a time",
-    "batch_max_rows": "most rows that the scheduler takes as one batch",
-    "batch_max_args_bytes": "most bytes of arguments that the scheduler takes as one batch",
-    "reorder_bytes_max": "results that wait for an earlier one, in bytes",
-    "outbox_frames_max": "messages that wait to be written to one executor",
-    "outbox_bytes_max": "an executor that leaves more bytes than this unread is lost",
-    "inbox_events_max": "events that wait for the scheduler before links are read no further",
-    "restart_delay_ms": "the wait before an executor that ended is replaced by a new process",
-    "max_restarts": "restarts within `restart_window_ms`, after which `backoff_ms` is the wait",
-    "restart_window_ms": "the time in which restarts are counted",
-    "backoff_ms": "the wait after too many restarts",
-    "attach_timeout_ms": "time for a new process to connect",
-    "no_executor_timeout_ms": "without any executor for so long, calls end as `unavailable`",
-    "sandbox": (
-        "`bwrap`, `landlock`, `auto` (the strongest here) or `off`;"
-        " by default `auto` in spawn mode `sandbox`, else `off`"
-    ),
-    "sandbox_min": "the least that `auto` may come to; by default `landlock`",
-    "sandbox_memory_bytes": "memory of a sandboxed executor; 0: no limit",
-    "sandbox_tmp_bytes": "size of its own /tmp; 0: no limit",
-    "sandbox_processes": "threads and processes in it; 0: no limit",
-    "sandbox_open_files": "open files of each of its processes; 0: no limit",
-    "sandbox_cpu_percent": "CPU that it may use, 100 for one; 0: no limit",
-    "sandbox_subprocesses": "whether functions in it may start programs",
-    "executors_max": "processes while `exclusive` calls wait for one of their own; 0: four times the CPUs",
-    "after_interrupt": (
-        "an executor in which a call was interrupted is replaced, and ends its others beside the next one (`recycle`),"
-        " or goes on (`keep`)"
-    ),
-    "cancel_grace_ms": "a cancelled call that does not stop within it costs its executor",
-    "pools": "named pools of executors, by name: see below",
-}
+SERVER: Final = """
+## Server
+
+Table `[serve]` of the settings file; by option `--set serve.NAME=VALUE`, or one of its own. Relative paths start from
+the file's folder. Tokens are tables of their own, `[serve.tokens.NAME]`: see
+[Securing a server](../guides/securing-a-server.md).
+
+| setting | meaning | default | range |
+| --- | --- | --- | --- |
+"""
 POOLS: Final = """
 ## Named pools
 
-Fields of `PoolConfig`, for `Worker(…, pools={"gpu": PoolConfig(executors=1)})`. Those without a default are the
-worker's own settings of that name, unless given.
+Fields of `PoolConfig`, for `Worker(…, pools={"gpu": PoolConfig(executors=1)})`; in the settings file tables
+`[pools.NAME]`. Those without a default are the worker's own settings of that name, unless given.
 
 | field | meaning | default |
 | --- | --- | --- |
 """
-OF_POOLS: Final = {
-    "executors": "processes that run its calls, all from the start",
-    "executors_max": "processes while `exclusive` calls wait for one of their own; 0: no more than `executors`",
-    "spare_executors": "processes kept started and idle; none where the environment names `{slot}`",
-    "environment": "variables of its processes; `{slot}` is the number of a process's place, from 0",
-}
 DISPATCHER: Final = """
 ## Dispatcher
 
@@ -124,7 +90,7 @@ Fields of `DispatcherConfig`: by name to `Dispatcher(…, name=value)`, or `Yard
 OF_DISPATCHERS: Final = {
     "timeout_ms": "time for one attempt, where neither the call nor the tool says",
     "retry": "a `RetryPolicy`, where the tool does not say: attempts, and the waits between them",
-    "breaker": "a `BreakerPolicy` for each tool; None: no circuit breaker",
+    "breaker": "a `BreakerPolicy` for each tool and tenant; None: no circuit breaker",
     "slots": "calls that run at once, nested ones aside; with a worker no more than its executors take",
     "queued_max": "calls that wait for a turn, a seat or a slot; one more is `unavailable`",
     "queue_wait_ms_max": "longest wait before the first attempt",
@@ -187,21 +153,52 @@ OF_PARTS: Final[dict[type, dict[str, str]]] = {
 
 
 def build_table() -> str:
-    known = {field.name: field for field in fields(WorkerConfig)}
-    assert known.keys() == FIRST.keys() | OTHERS.keys(), "each setting has one meaning here"
-    first = _rows((known[name], meaning) for name, meaning in FIRST.items())
-    others = _rows((known[name], meaning) for name, meaning in OTHERS.items())
-    workers = f"{HEAD}\n## First\n{COLUMNS}{first}\n## The others\n{COLUMNS}{others}"
-    return f"{workers}{POOLS}{_pool_rows()}{DISPATCHER}{_dispatcher_rows()}{HOST}{_host_rows()}"
+    first = _rows(WORKER_SETTINGS[name] for name in FIRST)
+    others = _rows(one for name, one in WORKER_SETTINGS.items() if name not in FIRST)
+    workers = f"{HEAD}\n## First\n{WORKERS}{first}\n## The others\n{WORKERS}{others}"
+    return f"{workers}{POOLS}{_pool_rows()}{SERVER}{_server_rows()}{DISPATCHER}{_dispatcher_rows()}{HOST}{_host_rows()}"
+
+
+def _rows(settings: Iterable[Setting]) -> str:
+    return "".join(
+        f"| `{one.name}` | {one.why} | {_default_of(one)} | {_range_of(one)} | `{one.variables[0]}` |\n"
+        if one.kind is not Kind.TABLE
+        else f"| `{one.name}` | {one.why} | none | | |\n"
+        for one in settings
+    )
 
 
 def _pool_rows() -> str:
     rows = ""
-    for field in fields(PoolConfig):
-        meaning = OF_POOLS.get(field.name, "as the worker's")
-        default = "" if field.default is None else "none" if field.default is MISSING else f"{field.default:,}"
-        rows += f"| `{field.name}` | {meaning} | {default} |\n"
+    for name, one in POOL_SETTINGS.items():
+        why = "as the worker's" if one.default is None else one.why
+        default = "" if one.default is None else "none" if one.kind is Kind.TABLE else f"{one.default:,}"
+        rows += f"| `{name}` | {why} | {default} |\n"
     return rows
+
+
+def _server_rows() -> str:
+    return "".join(
+        f"| `{one.name}` | {one.why} | {_default_of(one)} | {_range_of(one)} |\n" for one in SERVE_SETTINGS.values()
+    )
+
+
+def _default_of(one: Setting) -> str:
+    if one.default is None:
+        return "derived" if "derived" in one.why else ""
+    if one.kind is Kind.LIST:
+        return "none"
+    if one.kind in (Kind.DURATION, Kind.SIZE):
+        return show_amount(one.default, one.kind)
+    return f"{one.default:,}" if one.kind is Kind.NUMBER else str(one.default).lower()
+
+
+def _range_of(one: Setting) -> str:
+    if not one.high:
+        return ""
+    if one.kind in (Kind.DURATION, Kind.SIZE):
+        return f"{show_amount(one.low, one.kind)} … {show_amount(one.high, one.kind)}"
+    return f"{one.low:,} … {one.high:,}"
 
 
 def _dispatcher_rows() -> str:
@@ -237,27 +234,6 @@ def _show_default(value: Any) -> str:
     if isinstance(value, msgspec.Struct):  # a policy
         return ", ".join(f"`{name}` {part:,}" for name, part in msgspec.structs.asdict(value).items())
     return f"{value:,}"
-
-
-def _rows(meanings: Iterable[tuple[Field[Any], str]]) -> str:
-    variables = {name: f"`CALLYARD_{variable}`" for variable, name in ENVIRONMENT.items()}
-    rows = ""
-    for field, meaning in meanings:
-        low_high = setting_range(field.name)
-        shown = "" if low_high is None else f"{low_high[0]:,} … {low_high[1]:,}"
-        default = field.default
-        if default is None:
-            default = "derived"
-        elif default is MISSING:
-            default = "none"
-        elif _is_number(default):
-            default = f"{default:,}"
-        rows += f"| `{field.name}` | {meaning} | {default} | {shown} | {variables.get(field.name, '')} |\n"
-    return rows
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 if __name__ == "__main__":

@@ -21,22 +21,28 @@ if TYPE_CHECKING:
     from callyard.dispatch.policies import Allow, Deny, allow_tools
     from callyard.functions.audit.policies import AstPolicy, BundleView
     from callyard.functions.audit.verdict import Verdict
+    from callyard.functions.calling import BoundCall, bind
     from callyard.functions.contents import Audio, File, Image, Message, ResourceLink
     from callyard.functions.json_schema import normalize_schema
+    from callyard.futures.errors import ExecutorCrashed
+    from callyard.futures.pool_executor import PoolExecutor
+    from callyard.futures.raised import RemoteError
     from callyard.host.config import HostConfig
     from callyard.host.errors import HostError, HostErrorKind
     from callyard.host.host import Host, SpotTurn
+    from callyard.mcp_tools import add_mcp_tools
     from callyard.policy.breaker import BreakerPolicy
     from callyard.policy.retry import RetryPolicy
     from callyard.sdk_client import Elicited, Sampled, aelicit, alist_roots, asample, elicit, list_roots, sample
     from callyard.sdk_io import files, http, jsonrpc, sql
     from callyard.worker.audit_gate import AuditRefused
+    from callyard.worker.completing import as_completed
     from callyard.worker.config import PoolConfig, WorkerConfig
     from callyard.worker.io.config import IoConfig
     from callyard.worker.loading import Registry
     from callyard.worker.results import CallEvent, Result, RunSummary
     from callyard.worker.worker import Worker
-    from callyard.yard import Yard, run
+    from callyard.yard import SyncYard, Yard, run
 
 __version__ = "0.1.0"
 
@@ -47,6 +53,7 @@ __all__ = [
     "AstPolicy",
     "Audio",
     "AuditRefused",
+    "BoundCall",
     "BreakerPolicy",
     "BundleView",
     "CallError",
@@ -58,6 +65,7 @@ __all__ = [
     "DispatcherConfig",
     "Elicited",
     "ErrorKind",
+    "ExecutorCrashed",
     "File",
     "Function",
     "Host",
@@ -70,14 +78,17 @@ __all__ = [
     "Ok",
     "Outcome",
     "PoolConfig",
+    "PoolExecutor",
     "Promises",
     "Registry",
+    "RemoteError",
     "ResourceLink",
     "Result",
     "RetryPolicy",
     "RunSummary",
     "Sampled",
     "SpotTurn",
+    "SyncYard",
     "ToolCall",
     "ToolError",
     "TransientError",
@@ -88,10 +99,13 @@ __all__ = [
     "Yard",
     "acall",
     "acall_many",
+    "add_mcp_tools",
     "aelicit",
     "alist_roots",
     "allow_tools",
+    "as_completed",
     "asample",
+    "bind",
     "call",
     "call_many",
     "context",
@@ -120,6 +134,7 @@ _LAZY = {
     "AstPolicy": "callyard.functions.audit.policies",
     "Audio": "callyard.functions.contents",
     "AuditRefused": "callyard.worker.audit_gate",
+    "BoundCall": "callyard.functions.calling",
     "BreakerPolicy": "callyard.policy.breaker",
     "BundleView": "callyard.functions.audit.policies",
     "CallEvent": "callyard.worker.results",
@@ -128,6 +143,7 @@ _LAZY = {
     "Dispatcher": "callyard.dispatch.dispatcher",
     "DispatcherConfig": "callyard.dispatch.config",
     "Elicited": "callyard.sdk_client",
+    "ExecutorCrashed": "callyard.futures.errors",
     "File": "callyard.functions.contents",
     "Host": "callyard.host.host",
     "HostConfig": "callyard.host.config",
@@ -138,22 +154,28 @@ _LAZY = {
     "Message": "callyard.functions.contents",
     "Ok": "callyard.dispatch.outcomes",
     "PoolConfig": "callyard.worker.config",
+    "PoolExecutor": "callyard.futures.pool_executor",
     "Registry": "callyard.worker.loading",
+    "RemoteError": "callyard.futures.raised",
     "ResourceLink": "callyard.functions.contents",
     "Result": "callyard.worker.results",
     "RetryPolicy": "callyard.policy.retry",
     "RunSummary": "callyard.worker.results",
     "Sampled": "callyard.sdk_client",
     "SpotTurn": "callyard.host.host",
+    "SyncYard": "callyard.yard",
     "ToolCall": "callyard.dispatch.fan_out",
     "Verdict": "callyard.functions.audit.verdict",
     "Worker": "callyard.worker.worker",
     "WorkerConfig": "callyard.worker.config",
     "Yard": "callyard.yard",
+    "add_mcp_tools": "callyard.mcp_tools",
     "aelicit": "callyard.sdk_client",
     "alist_roots": "callyard.sdk_client",
     "allow_tools": "callyard.dispatch.policies",
+    "as_completed": "callyard.worker.completing",
     "asample": "callyard.sdk_client",
+    "bind": "callyard.functions.calling",
     "derive_key": "callyard.dispatch.keys",
     "elicit": "callyard.sdk_client",
     "files": "callyard.sdk_io",
@@ -168,11 +190,18 @@ _LAZY = {
 }
 
 
+_NEED_EXECUTORS = ("callyard.worker.worker", "callyard.yard", "callyard.futures.pool_executor")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'callyard' has no attribute {name!r}")
     from importlib import import_module
 
+    if _LAZY[name] in _NEED_EXECUTORS:
+        from callyard.system import check_system
+
+        check_system()
     value = getattr(import_module(_LAZY[name]), name)
     globals()[name] = value
     return value

@@ -1,39 +1,42 @@
-"""`Yard`: registry and worker with one close; and `run` for scripts that have no event loop."""
+"""`Yard`: registry, worker and dispatcher with one close; `SyncYard` and `run` for code without `await`."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
+from callyard.dispatch.dispatching import Dispatching, DispatchOptions
+from callyard.errors import UsageError
+from callyard.functions.calling import BoundCall
 from callyard.functions.registry import Registry
 from callyard.functions.target import split_target
 from callyard.worker.builders import CallSource, IterableSource, open_rows, open_source
+from callyard.worker.calls import CallOptions, Calls, MapOptions, NamedArguments, check_options
 from callyard.worker.columns import Extra, FittedRows
-from callyard.worker.outputs import Existing, MemoryOutput, OutputSink, check_output, open_output
+from callyard.worker.file_run import FileRun, Rerun
+from callyard.worker.loop_thread import LoopThread, has_running_loop, new_event_loop
+from callyard.worker.outputs import Existing, MemoryOutput, OutputSink, open_output
 from callyard.worker.results import Result, RunSummary
 from callyard.worker.worker import Worker
 
 if TYPE_CHECKING:
     from callyard.dispatch.config import DispatcherConfig
+    from callyard.dispatch.dispatcher import Dispatcher
     from callyard.dispatch.outcomes import DispatchResult
     from callyard.dispatch.policies import Policy
     from callyard.dispatch.stores.port import KeyStore
 
-try:
-    import uvloop
-except ImportError:  # no wheel for this system
-    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-else:
-    new_event_loop = uvloop.new_event_loop
-
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Yard:
+class Yard(Calls, Dispatching):
     """Functions of a file, ready to be called. Use it as an async context manager.
 
     The file is imported by executors only, never here. `executors` is the number of processes; the other settings are
@@ -83,19 +86,137 @@ class Yard:
         """Read the functions' files again, for the calls to come; see `Worker.reload`."""
         return await self.worker.reload()
 
-    async def call(self, function: str, args: Mapping[str, Any] | Sequence[Any] | None = None, **options: Any) -> Any:
+    def _callee(self) -> Worker:
+        return self.worker
+
+    def _dispatcher(self) -> Dispatcher:
+        return self.dispatcher
+
+
+class SyncYard:
+    """A `Yard` for code without `await`: a script, or a notebook, whose own event loop does not matter.
+
+        with SyncYard("tools.py") as yard:
+            total = yard.call("add", {"a": 2, "b": 3})
+            for result in yard.map(score, rows):
+                print(result.index, result.value if result.ok else result.error)
+
+    It is started when it is made, and ends with `close`, by `with`, or with the process. It takes what `Yard` takes.
+    Its calls block the thread that makes them, and no other; Ctrl-C cancels the one that is waited for.
+    """
+
+    def __init__(self, registry: Registry | str | Path, *, executors: int | None = None, **settings: Any) -> None:
+        self._yard = Yard(registry, executors=executors, **settings)
+        self._thread = LoopThread()
+        try:
+            self._thread.run(self._yard.__aenter__())
+        except BaseException:
+            self._thread.stop()
+            raise
+        self._close = weakref.finalize(self, _close, self._thread, self._yard)
+
+    def __enter__(self) -> SyncYard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=error is None)
+
+    def close(self, *, drain: bool = True) -> None:
+        """End calls and executors; `drain` lets calls of other threads end first. Idempotent."""
+        self._thread.check_waits()
+        if self._close.detach() is not None:
+            _close(self._thread, self._yard, drain=drain)
+
+    @property
+    def registry(self) -> Registry:
+        return self._yard.registry
+
+    def reload(self) -> bool:
+        """Read the functions' files again, for the calls to come; see `Worker.reload`."""
+        return self._thread.run(self._yard.reload())
+
+    @overload
+    def call(self, function: BoundCall[R], /, **options: Unpack[CallOptions]) -> R: ...
+    @overload
+    def call(self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def call(self, function: str, /, args: NamedArguments | None = None, **options: Unpack[CallOptions]) -> Any: ...
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run one call and return its value; see `Worker.call`. Raises CallError when it fails."""
-        return await self.worker.call(function, args, **options)
+        return self._thread.run(self._yard.call(function, *args, **kwargs))
 
-    async def dispatch(
-        self, tool: str, args: Mapping[str, Any] | bytes | None = None, **options: Any
-    ) -> DispatchResult:
+    @overload
+    def dispatch(self, tool: BoundCall[R], /, **options: Unpack[DispatchOptions]) -> DispatchResult[R]: ...
+    @overload
+    def dispatch(
+        self, tool: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> DispatchResult[R]: ...
+    @overload
+    def dispatch(self, tool: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> DispatchResult[R]: ...
+    @overload
+    def dispatch(
+        self, tool: str, /, args: Mapping[str, Any] | bytes | None = None, **options: Unpack[DispatchOptions]
+    ) -> DispatchResult[Any]: ...
+    def dispatch(self, tool: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a tool with retries, a key, a deadline; see `Dispatcher.dispatch`. A call that failed does not raise."""
-        return await self.dispatcher.dispatch(tool, args, **options)
+        return self._thread.run(self._yard.dispatch(tool, *args, **kwargs))
 
-    def map(self, function: str, rows: Iterable[Any], **options: Any) -> AsyncGenerator[Result, None]:
-        """Run one call per row, streaming and in order; see `Worker.map`."""
-        return self.worker.map(function, rows, **options)
+    @overload
+    def map(
+        self, function: Callable[..., Coroutine[Any, Any, R]], rows: Iterable[Any], **options: Unpack[MapOptions]
+    ) -> Generator[Result[R], None, None]: ...
+    @overload
+    def map(
+        self, function: Callable[..., R], rows: Iterable[Any], **options: Unpack[MapOptions]
+    ) -> Generator[Result[R], None, None]: ...
+    @overload
+    def map(
+        self, function: str, rows: Iterable[Any], **options: Unpack[MapOptions]
+    ) -> Generator[Result[Any], None, None]: ...
+    def map(self, function: Any, rows: Iterable[Any], **options: Any) -> Generator[Result[Any], None, None]:
+        """Run one call per row, streaming and in order; see `Worker.map`. Leaving the loop cancels the rest.
+
+        `rows` are read on a thread of Callyard's.
+        """
+        check_options("map", options, MapOptions.__annotations__)
+        batches = self._yard.worker.map_batches(function, rows, **options)
+        try:
+            while (batch := self._thread.run(_following(batches))) is not None:
+                yield from batch
+        finally:
+            if self._thread.is_current:  # collected there, and not left
+                self._thread.start(_end(batches))
+            elif self._thread.is_here and not self._thread.is_stopped:
+                self._thread.run(_end(batches))
+
+
+async def _following(batches: AsyncGenerator[T, None]) -> T | None:
+    return await anext(batches, None)
+
+
+async def _end(batches: AsyncGenerator[Any, None]) -> None:
+    await batches.aclose()
+
+
+def _close(thread: LoopThread, yard: Yard, *, drain: bool = True) -> None:
+    async def close() -> None:
+        try:
+            await yard.dispatcher.close(drain_deadline_ms=None if drain else 0)
+        finally:
+            await yard.worker.close(drain=drain)
+            thread.stop_soon()
+
+    if thread.is_current:  # it was collected there, and not closed
+        thread.start(close())
+    elif thread.is_here:
+        try:
+            thread.run(close())
+        finally:
+            thread.stop()
 
 
 @overload
@@ -123,6 +244,9 @@ def run(
     output: str | Path | OutputSink,
     *,
     existing: Existing = "refuse",
+    resume: bool = False,
+    retry_failed: bool = False,
+    accept_changes: bool = False,
     executors: int | None = None,
     max_attempts: int | None = None,
     budget_ms: int | None = None,
@@ -141,6 +265,9 @@ def run(
     output: str | Path | OutputSink | None = None,
     *,
     existing: Existing = "refuse",
+    resume: bool = False,
+    retry_failed: bool = False,
+    accept_changes: bool = False,
     executors: int | None = None,
     max_attempts: int | None = None,
     budget_ms: int | None = None,
@@ -159,16 +286,22 @@ def run(
     `target` is `file.py:function`, `package.module:function`, or a folder. `rows` is an iterable of rows, a frame (see
     `Worker.map`), or the path of a JSONL, CSV, TSV, JSON or Parquet file. Without an `output` the results come back as
     a list, in order; with one, a summary does. A file that is not empty is refused unless `existing` is "overwrite" or
-    "append". A column that the function has no place for is an error before the first call, unless `columns` names
-    those to take, or `extra` is "ignore". Each line of an output repeats the column `id`, and with `with_args` its row.
+    "append", or the run goes on with it: `resume` runs the rows that have no result there, `retry_failed` those that
+    failed; `accept_changes` lets them, though the rows or the functions are not those that the run began with. A column
+    that the function has no place for is an error before the first call, unless `columns` names those to take, or
+    `extra` is "ignore". Each line of an output repeats the column `id`, and with `with_args` its row.
     `max_failures`: see `Worker.open_run`. Guard the call with `if __name__ == "__main__"` when the script is its own
     target. Raises UsageError for a bad target, file or setting.
     """
     _, function = split_target(target)
     path = rows if isinstance(rows, str | Path) else None
     source = open_source(rows) if isinstance(rows, str | Path) else open_rows(rows)
-    if isinstance(output, str | Path):
-        check_output(output, existing=existing, source=path)
+    rerun = Rerun(existing=existing, resume=resume, retry_failed=retry_failed, accept_changes=accept_changes)
+    file_run = FileRun.prepare(output, rerun, source=path) if isinstance(output, str | Path) else None
+    if rerun.goes_on and file_run is None:
+        raise UsageError("resume and retry_failed go on with an output: give the path of its file")
+    if file_run is not None:
+        settings["environment"] = {**file_run.environment, **settings.get("environment", {})}
     memory = MemoryOutput()
 
     async def work() -> RunSummary:
@@ -181,16 +314,33 @@ def run(
                 fitted = FittedRows(source, spec, columns=columns, extra=extra, id=id, with_args=with_args)
             repeated = fitted.repeated if isinstance(fitted, FittedRows) else ()
             sink: OutputSink = memory
-            if isinstance(output, str | Path):
+            if file_run is not None:
+                shape = {
+                    "id": id,
+                    "with_args": with_args,
+                    "with_output": False,
+                    "columns": None if columns is None else list(columns),
+                    "extra": extra,
+                }
+                fitted, sink = await file_run.begin(worker, fitted, name, shape, repeated=repeated)
+            elif isinstance(output, str | Path):
                 schema = b"{}" if spec is None else bytes(spec.output_schema)
                 sink = open_output(output, existing=existing, source=path, output_schema=schema, repeated=repeated)
             elif output is not None:
                 sink = output
             return await worker.run(
-                name, fitted, sink, max_attempts=max_attempts, budget_ms=budget_ms, max_failures=max_failures
+                name,
+                fitted,
+                sink,
+                binary=output is None,
+                max_attempts=max_attempts,
+                budget_ms=budget_ms,
+                max_failures=max_failures,
+                file_run=file_run,
             )
 
-    summary = run_sync(work())
+    with nullcontext() if file_run is None else closing(file_run):
+        summary = run_sync(work())
     return summary if output is not None else [Result(result) for result in memory.results]
 
 
@@ -201,31 +351,13 @@ def only_function(worker: Worker) -> str | None:
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on a loop of its own; beside a running loop, on a thread of its own."""
-    if not _has_running_loop():
+    """Run a coroutine to its end on a loop of its own; beside a running loop, on a thread of its own. Ctrl-C cancels
+    it, and is raised when that has ended."""
+    if not has_running_loop():
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(work)
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def in_thread() -> None:
-        try:
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                results.append(runner.run(work))
-        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
-            errors.append(error)
-
-    thread = threading.Thread(target=in_thread, name="callyard-run")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
-def _has_running_loop() -> bool:
+    thread = LoopThread()
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+        return thread.run(work)
+    finally:
+        thread.stop()

@@ -1,4 +1,4 @@
-"""Where the pinned Node packages are: the conformance suite, the inspector, and the Node that both need."""
+"""Where the pinned Node packages are: the conformance suite, the inspector, pyright, and the Node that they need."""
 
 from __future__ import annotations
 

@@ -43,6 +43,11 @@ def patient() -> int | None:
 
 
 @function
+def trusting() -> str:
+    return elicit("Anybody?").action
+
+
+@function
 def refused() -> str:
     try:
         elicit("Anybody?")

@@ -23,6 +23,7 @@ from callyard.dispatch.outcomes import DispatchResult
 from callyard.dispatch.stores.memory import MemoryKeyStore
 from callyard.errors import TransientError
 from callyard.functions.registry import Registry
+from callyard.ids import Tenant
 from callyard.policy.breaker import BreakerPolicy
 from callyard.policy.retry import RetryPolicy
 from callyard.testing.simulation import Simulation
@@ -311,9 +312,9 @@ class DispatcherMachine(RuleBasedStateMachine):
             ttl_ms=TTL_MS,
             breaker=BreakerPolicy(failures=FAILURES, window_ms=86_400_000, open_ms=OPEN_MS, factor=1),
         )
-        shared = self.dispatcher._breakers.get("charge")
+        shared = self.dispatcher._breakers.get("charge", Tenant("default"))
         assert shared is not None
-        self.dispatcher._breakers._breakers["search"] = shared
+        self.dispatcher._breakers._breakers["search"] = {Tenant("default"): shared}
         self.model = Model(slots)
 
     async def handler(self, n: int) -> str:

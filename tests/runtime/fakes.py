@@ -13,6 +13,7 @@ import msgspec
 
 from callyard.clock import SYSTEM_CLOCK
 from callyard.errors import ErrorKind
+from callyard.executor.hub import expand
 from callyard.ids import CallId, ExecutorId, FunctionId, RequestId
 from callyard.wire.codec import decode_worker_message, encode_message
 from callyard.wire.frames import FrameReader
@@ -28,6 +29,7 @@ from callyard.wire.messages import (
     DescribedFunction,
     DescribedPayload,
     ExecuteCall,
+    ExecuteCalls,
     ExecutorMessage,
     Heartbeat,
     HeartbeatPayload,
@@ -182,15 +184,21 @@ class FakeProcess:
         for body in self._reader.feed(data):
             message, _ = decode_worker_message(body)
             self.received.append(message)
-            if isinstance(message, ExecuteCall):
-                self.executes.append(message)
-                if self.answers is not None:
-                    self.answers(self, message)
+            if isinstance(message, ExecuteCalls):
+                for call in message.payload.calls:
+                    self._execute(ExecuteCall(call.call_id, expand(message.payload, call)))
+            elif isinstance(message, ExecuteCall):
+                self._execute(message)
             elif isinstance(message, CancelCall):
                 self.cancels.append(message)
             elif isinstance(message, Describe):
                 self._describe(message.request_id, message)
         self._news.set()
+
+    def _execute(self, message: ExecuteCall) -> None:
+        self.executes.append(message)
+        if self.answers is not None:
+            self.answers(self, message)
 
     def _describe(self, request_id: RequestId, message: Describe) -> None:
         functions = [

@@ -182,7 +182,7 @@ async def test_handing_back_a_call_that_has_begun_is_a_protocol_error(make_worke
 @pytest.mark.requirement("X76")
 async def test_a_row_above_the_frame_cap_fails_alone(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner(answers=lambda process, execute: process.complete(execute))
-    async with make_worker(spawner) as worker:
+    async with make_worker(spawner, arena_bytes_max=0) as worker:
         rows = [["small"], ["x" * FRAME_BYTES_MAX], ["small"]]
         results = [result async for result in worker.map("effect", rows)]
     assert [result.ok for result in results] == [True, False, True]

@@ -19,6 +19,7 @@ from callyard.scheduler.calls import FunctionTarget
 from callyard.wire.codec import decode_worker_message, encode_message
 from callyard.wire.frames import FrameReader
 from callyard.wire.messages import (
+    JSON_FORM,
     BatchedCall,
     CallWaiting,
     CallWaitingPayload,
@@ -135,7 +136,7 @@ def send_short(
     link: ExecutorLink, name: str, *, task: str = "task-1", strings: bool = False, budget_ms: int = 0
 ) -> bool:
     one = BatchedCall(CallId(name), 1, msgspec.Raw(b"[1]"), CallNumber(7))
-    return link.send_with_others(TaskId(task), TARGET, False, strings, budget_ms, "", False, one)
+    return link.send_with_others(TaskId(task), TARGET, False, strings, budget_ms, "", False, JSON_FORM, one)
 
 
 def sent_by(link: ExecutorLink) -> list[tuple[str, list[str]]]:

@@ -26,7 +26,7 @@ async def failure_of(call: asyncio.Future[object]) -> CallError:
 @pytest.mark.requirement("X45")
 async def test_begun_calls_crash_and_the_others_run_once_elsewhere(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner()
-    async with make_worker(spawner) as worker:
+    async with make_worker(spawner, queue_ahead_ms=0) as worker:
         calls = [asyncio.ensure_future(worker.call("effect", [i])) for i in range(128)]
         first = spawner.processes[0]
         executes = await first.wait_executes(128)

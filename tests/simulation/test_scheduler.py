@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -9,7 +10,8 @@ import msgspec
 import pytest
 
 from callyard.policy.credit import CreditWindow
-from callyard.scheduler import NewCall, Scheduler, SchedulerConfig, TaskPlan, prepare_batch
+from callyard.scheduler import NewCall, Scheduler, SchedulerConfig, TaskPlan, executors, prepare_batch
+from callyard.scheduler.tenants import TenantTurns
 from callyard.testing import Simulation, SimulationFailed, run_world
 from callyard.testing import simulate as command
 from callyard.testing.scheduler_workload import Faults
@@ -20,7 +22,9 @@ SEEDS = 200
 CHUNK = 25
 
 
-@pytest.mark.requirement("X3", "X5", "X13", "X19", "X20", "X62", "X63", "X69", "X75", "X76", "X77", "X83")
+@pytest.mark.requirement(
+    "X3", "X5", "X13", "X17", "X19", "X20", "X62", "X63", "X69", "X75", "X76", "X77", "X83", "X91", "X93"
+)
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds(first: int) -> None:
     for seed in range(first, first + CHUNK):
@@ -106,7 +110,7 @@ class _Recorder:
 
 
 @pytest.mark.requirement("X1", "X22")
-@pytest.mark.parametrize("seed", [5, 8, 42])
+@pytest.mark.parametrize("seed", [5, 8, 43])
 def test_the_list_of_its_inputs_is_a_full_recording(seed: int) -> None:
     """Same events, same seed, same commands: a run plays again from what went in, with nothing else around it."""
     recorders: list[_Recorder] = []
@@ -197,6 +201,49 @@ def test_what_is_broken_is_found_and_the_failure_names_its_seed(change: Any) -> 
     for failure in failures:
         assert f"seed {failure.seed}, step " in str(failure)
         assert "the last of its trace:" in str(failure)
+
+
+def grow_lines(patch: pytest.MonkeyPatch) -> None:
+    whole = executors.score
+    patch.setattr(executors, "score", lambda ex, config, **_: whole(ex, config, past_line=True))
+
+
+def take_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_ask_back", lambda *_: [])
+
+
+def forget_a_tenants_end(patch: pytest.MonkeyPatch) -> None:
+    count = TenantTurns.count
+    patch.setattr(TenantTurns, "count", lambda self, tenant, change: count(self, tenant, max(change, 0)))
+
+
+def forget_who_has_begun(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_prove_begun", lambda self, call, ex, now_ms: setattr(call, "begun", True))
+
+
+PLANTED = {
+    grow_lines: "line_is_short",
+    take_nothing_back: "nothing_waits_beside_an_idle_one",
+    forget_a_tenants_end: "tenant_inflight",
+    forget_who_has_begun: "unbegun_counts",
+}
+
+
+@pytest.mark.requirement("X17", "X91")
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_what_is_broken_in_turns_and_lines_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    heard: list[str] = []
+    for seed in range(SEEDS):
+        try:
+            run_world(SchedulerWorld, seed, steps_max=50_000, quiet_ms_max=100_000)
+        except SimulationFailed as failure:
+            heard.append(str(failure).partition("\n")[0])
+            if PLANTED[plant] in heard[-1]:
+                return
+    pytest.fail(f"not found in {SEEDS} seeds; what was: {heard[:5]}")
 
 
 def test_actions_run_in_order_of_time_and_of_asking() -> None:

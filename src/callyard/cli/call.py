@@ -13,9 +13,11 @@ from callyard.cli.calls import summarise
 from callyard.cli.interrupts import Interrupts
 from callyard.cli.live import Live, shown_amount
 from callyard.cli.screen import Screen
-from callyard.cli.start import Setup, run_command, started_worker
+from callyard.cli.setup import Setup
+from callyard.cli.start import run_command, started_worker
 from callyard.cli.streams import check_stdout, write_stdout
 from callyard.errors import CallFailure, UsageError
+from callyard.functions.function import Nan
 from callyard.functions.target import split_target
 from callyard.yard import only_function
 
@@ -26,6 +28,7 @@ def call_once(
     json_arguments: str | None,
     output: str | None,
     budget_ms: int | None,
+    nan: Nan,
     log_level: str,
     setup: Setup,
     screen: Screen,
@@ -48,7 +51,7 @@ def call_once(
             live = Live(screen, log_level, prefixed=False, keeps_amounts=screen.is_terminal)
             async with shown_amount(screen, live):
                 result = await worker.call_result(
-                    name, args, strings=strings, budget_ms=budget_ms, on_event=live.on_event
+                    name, args, strings=strings, binary=False, nan=nan, budget_ms=budget_ms, on_event=live.on_event
                 )
         if result.raw is not None:
             _show(result.raw, output, screen)

@@ -78,6 +78,10 @@ class CallList:
         finally:
             source.close()
 
+    def close(self) -> None:
+        """Its rows are not asked for."""
+        self._source.close()
+
     def is_done(self, count: int) -> bool:
         """Whether these first rows are all that were wanted."""
         return self._ended and count == self._taken

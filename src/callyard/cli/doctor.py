@@ -60,10 +60,10 @@ class Report(msgspec.Struct, frozen=True):
     """Those that groups can be made with."""
 
 
-def examine(least: Level, *, as_json: bool) -> int:
+def examine(config: WorkerConfig, least: Level, *, as_json: bool) -> int:
     """Print the report. Exit status 1: no level of at least `least` works."""
     check_stdout()
-    report = gather(WorkerConfig.from_environment(os.environ))
+    report = gather(config)
     if as_json:
         write_stdout(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     else:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, Final
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 SAME_PRESS_S: Final = 0.2
 """Signals closer than this are one: `timeout` and terminals send it to the process and to its group."""
 STUCK_S: Final = 1.0

@@ -15,6 +15,7 @@ from callyard.dispatch.stores import open_key_store
 from callyard.dispatch.stores.sqlite import SqliteKeyStore
 from callyard.errors import UsageError
 from callyard.functions.audit.log import time_text
+from callyard.functions.target import find_target
 from callyard.serve.config import MEMORY, SQLITE, ServeConfig, default_state_dir
 from callyard.serve.keys import KeyView, list_keys, resolve_key, scope_of, view_of
 from callyard.serve.state_folder import KEYS_FILE, folders_of
@@ -41,13 +42,20 @@ class Place:
         if folder is not None:
             self.files = [folder / KEYS_FILE]
         elif target is not None:
-            own = default_state_dir(Path(target), os.environ)
+            own = default_state_dir(_find_file(target), os.environ)
             self.files = [path / KEYS_FILE for path in folders_of(own) if (path / KEYS_FILE).is_file()]
             if not self.files:
                 raise UsageError(f"no server of {target} has kept keys in {own}: give the server's --state-dir")
         else:
             said = "" if config is None else f" ({config} names no state_dir)"
             raise UsageError(f"whose keys? Give the server's FILE.py (resolve: --target FILE.py) or --state-dir{said}")
+
+
+def _find_file(target: str) -> Path:
+    try:
+        return find_target(target).path
+    except UsageError:  # it is gone, or moved: its keys may be there all the same
+        return Path(target)
 
 
 def list_all(place: Place, screen: Screen, *, unknown: bool, tenant: str | None, limit: int, as_json: bool) -> int:

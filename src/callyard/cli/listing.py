@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Iterable
 
@@ -13,13 +12,13 @@ from rich.text import Text
 
 from callyard.cli.interrupts import Interrupts
 from callyard.cli.screen import Screen
-from callyard.cli.start import Setup, registry_of, run_command, started_worker
+from callyard.cli.setup import Setup
+from callyard.cli.start import registry_of, run_command, started_worker
 from callyard.cli.streams import check_stdout, clean, write_stdout
 from callyard.errors import UsageError
 from callyard.functions.registry import FunctionSpec, Registry
 from callyard.functions.script import read_script
 from callyard.functions.target import split_target
-from callyard.worker.config import WorkerConfig
 from callyard.worker.interpreter import list_packages, locate_python
 
 
@@ -82,7 +81,7 @@ def list_functions(target: str, setup: Setup, screen: Screen, *, as_json: bool, 
 
 def read_files(target: str, setup: Setup) -> FileListing:
     """The bundle, and what it imports. Runs nothing of it, so a target that does not load is listed as well."""
-    config = WorkerConfig.from_environment(os.environ, **setup.settings)
+    config = setup.read(target).config
     registry = registry_of(target, setup, config)
     bundle, found = registry.bundle, registry.target
     assert found is not None

@@ -31,8 +31,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from callyard.cli.screen import Screen
-from callyard.cli.serve import EXTRA
 from callyard.errors import UsageError
+from callyard.extras import missing
+from callyard.functions.target import INIT, find_target
 
 CLIENTS: Final = ("claude", "cursor", "vscode")
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -79,17 +80,15 @@ def show_config(
 
 def build_settings(wanted: Wanted, check_options: Callable[[Sequence[str]], list[str]]) -> Settings:
     """The whole of a settings file with this server alone. Raises UsageError."""
-    path = Path(wanted.target).absolute()
-    if not path.is_file():
-        raise UsageError(f"no file {wanted.target}: expected the Python file whose functions are served")
-    name = wanted.name or re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem)[:64].strip("-") or "callyard"
+    path, own_name = _locate(wanted.target)
+    name = wanted.name or re.sub(r"[^A-Za-z0-9_-]+", "-", own_name)[:64].strip("-") or "callyard"
     if not _NAME.fullmatch(name):
         raise UsageError(f"--name is 1 to 64 letters, digits, _ and -, got {name!r}")
     if wanted.http is None:
         if wanted.token_env is not None:
             raise UsageError("--token-env goes with --http: on stdio the client starts the server, and needs no token")
         if find_spec("mcp") is None:
-            raise UsageError(EXTRA)
+            raise missing("serve", "callyard serve", "mcp")
         entry: Settings = {
             "command": str(find_callyard()),
             "args": ["serve", *check_options((str(path), *wanted.options))],
@@ -116,6 +115,21 @@ def build_settings(wanted: Wanted, check_options: Callable[[Sequence[str]], list
                 }
             ]
     return settings
+
+
+def _locate(given: str) -> tuple[Path, str]:
+    """Where the target is, whatever folder its server is started in, and what to call it. Raises UsageError."""
+    target = find_target(given)
+    if target.function is not None:
+        raise UsageError(f"all of {target.given} is served: which of its functions a caller sees is up to its token")
+    path = target.folder or target.path
+    again = find_target(path)
+    if (again.root, again.module) != (target.root, target.module):
+        raise UsageError(
+            f"{given} is found from {target.root} only, and clients start servers elsewhere: put an {INIT} into its"
+            " folders, or name a file that imports it"
+        )
+    return path, target.name.removesuffix(".py")
 
 
 def check_url(url: str) -> str:

@@ -107,6 +107,13 @@ def parse_cache(text: str) -> str:
     return _parse_choice(text, get_args(CachePolicy))
 
 
+def parse_nan(text: str) -> str:
+    """What NaN in a result becomes. Raises typer.BadParameter."""
+    from callyard.functions.function import Nan
+
+    return _parse_choice(text, get_args(Nan))
+
+
 def parse_extra(text: str) -> str:
     """What becomes of columns that a function does not take. Raises typer.BadParameter."""
     from callyard.worker.columns import Extra
@@ -148,11 +155,10 @@ def _parse_choice(text: str, choices: Sequence[str]) -> str:
 
 
 def _range_of(setting: str) -> tuple[int, int]:
-    from callyard.worker.config import setting_range  # not for --help
+    from callyard.worker.config import WORKER_SETTINGS  # not for --help
 
-    found = setting_range(setting)
-    assert found is not None, setting
-    return found
+    found = WORKER_SETTINGS[setting]
+    return found.low, found.high
 
 
 def show_duration(milliseconds: float) -> str:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from callyard.cli.calls import STOPPED_KINDS, CallList, RefusedRows, Tally, summarise
 from callyard.cli.interrupts import Interrupts, exit_status
@@ -16,22 +20,27 @@ from callyard.cli.live import Live, shown_beside
 from callyard.cli.progress import show_progress
 from callyard.cli.quantities import show_duration, show_size
 from callyard.cli.screen import Screen, is_plain_file
-from callyard.cli.start import Setup, run_command, started_worker
+from callyard.cli.setup import Setup
+from callyard.cli.start import run_command, started_worker
 from callyard.errors import UsageError
+from callyard.functions.function import Nan
 from callyard.functions.registry import FunctionSpec
 from callyard.functions.target import split_target
 from callyard.scheduler import StopReason
 from callyard.scheduler.tasks import CachePolicy
-from callyard.worker.builders import JsonlSource, open_source
+from callyard.worker.builders import CallSource, FileSource, JsonlSource, open_source
 from callyard.worker.columns import Extra, FittedRows
 from callyard.worker.failure_limit import FailureLimit
-from callyard.worker.outputs import Existing, JsonlOutput, OutputClosed, OutputSink, check_output, open_output
+from callyard.worker.file_run import FileRun, Rerun
+from callyard.worker.outputs import JsonlOutput, OutputClosed, OutputSink, check_output, open_output
 from callyard.worker.results import RunSummary
 from callyard.worker.worker import Run, Worker
 from callyard.yard import only_function
 
 INTERRUPT_GRACE_S: Final = 3.0
 """How long running calls may finish after the first Ctrl-C."""
+RERUN_WORDS: Final = frozenset({"--force", "--append", "--resume", "--retry-failed", "--accept-changes"})
+"""What a command line says about an output that is there."""
 LEAVE_AFTER_S: Final = 2.0
 """Stopping takes well under a second; a press so long after the second one ends what does not stop."""
 ALIKE_SHOWN_MAX: Final = 5
@@ -45,11 +54,12 @@ class RunOptions:
     output: str
     format: str | None
     limit: int | None
-    existing: Existing
+    rerun: Rerun
     budget_ms: int | None
     max_attempts: int | None
     max_failures: FailureLimit | None
     fail_fast: bool
+    nan: Nan
     cache: CachePolicy
     with_output: bool
     with_args: bool
@@ -70,8 +80,27 @@ def run_list(options: RunOptions, screen: Screen) -> int:
 async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> int:
     path, function = split_target(options.target)
     source = open_source(options.calls, options.format)
-    check_output(options.output, existing=options.existing, source=options.calls)
-    async with started_worker(options.target, options.setup, screen) as worker:
+    file_run = None
+    if options.dry_run:
+        existing = "append" if options.rerun.goes_on else options.rerun.existing
+        check_output(options.output, existing=existing, source=options.calls)
+    else:
+        file_run = FileRun.prepare(options.output, options.rerun, source=options.calls)
+    with nullcontext() if file_run is None else closing(file_run):
+        return await _run_list(options, screen, interrupts, source, path, function, file_run)
+
+
+async def _run_list(
+    options: RunOptions,
+    screen: Screen,
+    interrupts: Interrupts,
+    source: FileSource,
+    path: Path,
+    function: str | None,
+    file_run: FileRun | None,
+) -> int:
+    environment = {} if file_run is None else file_run.environment
+    async with started_worker(options.target, options.setup, screen, environment=environment) as worker:
         name = function or only_function(worker)
         if name is not None:
             worker.registry.get(name)  # a wrong name must not cost the old output
@@ -93,21 +122,30 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
             with_args=options.with_args,
         )
         calls = CallList(fitted, options.limit)
-        output = RefusedRows(JsonlOutput("-")) if options.dry_run else _open_output(options, spec, fitted)
-        tally = Tally(output, calls)
+        rows: CallSource = calls
+        if file_run is None:
+            output = RefusedRows(JsonlOutput("-")) if options.dry_run else _open_output(options, spec, fitted)
+            tally = Tally(output, calls)
+            sink: OutputSink = tally
+        else:
+            tally, rows, sink = await _begin(file_run, options, worker, calls, name, fitted)
+            if file_run.is_resumed and not options.setup.quiet:
+                screen.say(_describe_resume(file_run), style="dim")
         live = Live(screen, options.log_level, prefixed=True, keeps_amounts=_has_bar(options, screen))
         run = worker.open_run(
             name,
-            calls,
-            tally,
+            rows,
+            sink,
             max_attempts=options.max_attempts,
             budget_ms=options.budget_ms,
             max_failures=options.max_failures,
             fail_fast=options.fail_fast,
+            nan=options.nan,
             cache=options.cache,
             on_event=None if options.setup.quiet else live.on_event,
             capture=options.with_output,
             check_only=options.dry_run,
+            file_run=file_run,
         )
         interrupts.handler = _Stopper(run, screen, interrupts, quiet=options.setup.quiet)
         try:
@@ -117,18 +155,77 @@ async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> i
             return exit_status(interrupts.number) if interrupts.number else 0
         number = interrupts.number
     if not options.setup.quiet:
-        show_summary(screen, summary, tally, calls, options)
+        show_summary(screen, summary, tally, calls, options, file_run)
     if number:
         return exit_status(number)
     limit = options.max_failures or FailureLimit(0)
-    too_many = limit.is_exceeded(summary.failed, summary.calls, at_end=True)
+    failed = summary.failed if file_run is None else file_run.failed
+    too_many = limit.is_exceeded(failed, summary.calls + summary.standing, at_end=True)
     return 1 if too_many or summary.stop_reason is not None else 0
+
+
+async def _begin(
+    file_run: FileRun, options: RunOptions, worker: Worker, calls: CallList, function: str | None, fitted: FittedRows
+) -> tuple[Tally, CallSource, OutputSink]:
+    tallies: list[Tally] = []
+
+    def count(output: OutputSink) -> Tally:
+        tallies.append(Tally(output, calls))
+        return tallies[0]
+
+    shape = {
+        "id": options.id,
+        "with_args": options.with_args,
+        "with_output": options.with_output,
+        "columns": options.columns,
+        "extra": options.extra,
+        "limit": options.limit,
+        "format": options.format,
+        "nan": None if options.nan == "refuse" else options.nan,
+    }
+    rows, sink = await file_run.begin(
+        worker,
+        calls,
+        function,
+        msgspec.to_builtins(shape),
+        repeated=fitted.repeated,
+        with_printed=options.with_output,
+        in_front=count,
+    )
+    return tallies[0], rows, sink
+
+
+def _describe_resume(file_run: FileRun) -> str:
+    plan = file_run.plan
+    text = f"going on with {file_run.path}: {_count(file_run.standing, 'result')} there stay"
+    if plan.again:
+        unknown = f" ({plan.again_unknown:,} of them may have had their effect)" if plan.again_unknown else ""
+        text += f", {_count(plan.again, 'failed row')} run again{unknown}"
+    return text
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _describe_going_on(file_run: FileRun) -> str:
+    """The command lines that go on with a run; empty: there is nothing left of it."""
+    if file_run.is_finished:
+        return ""
+    words = [word for word in sys.argv[1:] if word not in RERUN_WORDS]
+    lines = []
+    if not file_run.is_complete:
+        lines.append(f"go on with it: callyard {shlex.join(words)} --resume")
+    if file_run.failed:
+        also = "" if file_run.is_complete else " --resume"
+        lines.append(f"run again what failed: callyard {shlex.join(words)}{also} --retry-failed")
+    return "\n".join(lines)
 
 
 def _open_output(options: RunOptions, spec: FunctionSpec | None, rows: FittedRows) -> OutputSink:
     return open_output(
         options.output,
-        existing=options.existing,
+        existing=options.rerun.existing,
         source=options.calls,
         with_printed=options.with_output,
         output_schema=b"{}" if spec is None else bytes(spec.output_schema),
@@ -196,7 +293,14 @@ async def _shown(
         yield
 
 
-def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallList, options: RunOptions) -> None:
+def show_summary(
+    screen: Screen,
+    summary: RunSummary,
+    tally: Tally,
+    calls: CallList,
+    options: RunOptions,
+    file_run: FileRun | None,
+) -> None:
     """Calls, failures that are alike with an example each, time, rate, peak memory."""
     count = "1 call" if summary.calls == 1 else f"{summary.calls:,} calls"
     if options.dry_run:
@@ -210,8 +314,9 @@ def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallL
         style="bold",
     )
     if summary.stop_reason is not None:
-        done = calls.is_done(summary.calls)
-        rest = "" if done else f"; rows from call {summary.calls} on were not run and have no line"
+        done = calls.is_done(summary.calls) if file_run is None else file_run.has_all_rows
+        next_row = summary.calls if file_run is None else file_run.next_row
+        rest = "" if done else f"; rows from call {next_row} on were not run and have no line"
         screen.say(f"stopped early: {_STOPPED[summary.stop_reason]}{rest}", style="yellow")
     for kind in sorted(tally.kinds, key=lambda kind: (kind in STOPPED_KINDS, -tally.count(kind))):
         groups, rest_count = tally.most_frequent(kind, ALIKE_SHOWN_MAX)
@@ -228,6 +333,8 @@ def show_summary(screen: Screen, summary: RunSummary, tally: Tally, calls: CallL
             screen.say(f"      {rest_count:,} with other messages")
     if summary.failed and not options.dry_run and os.path.isfile(options.output):
         screen.say(f"all of them: grep '\"ok\":false' {shlex.quote(options.output)}", style="dim")
+    if file_run is not None and (line := _describe_going_on(file_run)):
+        screen.say(line, style="dim")
 
 
 _STOPPED: Final[Mapping[StopReason, str]] = {

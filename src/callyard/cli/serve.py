@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 from callyard.cli.init import divide_as_init
 from callyard.cli.interrupts import Interrupts, exit_status
 from callyard.cli.screen import Screen
-from callyard.cli.start import Setup, read_io, run_command
+from callyard.cli.setup import SET, Setup, read_io
+from callyard.cli.start import run_command
 from callyard.errors import UsageError
+from callyard.extras import needs
 from callyard.functions.target import split_target
 from callyard.serve.logs import Logs, choose_format
+from callyard.settings import Given
 from callyard.worker.sandbox.report import summarize
 
 if TYPE_CHECKING:
@@ -33,7 +36,6 @@ LEAVE_AFTER_S: Final = 1.8
 """After the drain deadline: what hangs then is left behind (D46 allows 2 s)."""
 YOUNG_OBJECTS: Final = 5_000
 """More than some 20 requests hold, and less than what anybody's memory would be short of."""
-EXTRA: Final = "callyard serve needs the extra \"serve\": pip install 'callyard[serve]'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,11 @@ class ServeOptions:
     settings: Mapping[str, Any]
     """Of `ServeConfig`, over those of the file."""
     config: Path | None
+    """The settings file."""
     reload: bool
     setup: Setup
+    note: str = ""
+    """What is said of that file."""
     log_format: str | None = None
     """json or text; None: text on a terminal."""
     log_level: str = "info"
@@ -58,20 +63,39 @@ class ServeOptions:
         return config if self.setup.io is None else config.with_settings(io=read_io(self.setup.io))
 
 
-def read_settings(*, http: str | None, admin: str | None, **given: Any) -> dict[str, Any]:
-    """Of `ServeConfig`, those that were given. Raises UsageError."""
-    from callyard.serve.config import HTTP_PORT, MEMORY, SQLITE, Address
+OPTIONS: Final[Mapping[str, str]] = {
+    "http": "--http",
+    "admin": "--admin",
+    "tls_cert": "--tls-cert",
+    "tls_key": "--tls-key",
+    "drain_deadline_ms": "--drain",
+    "deadline_ms": "--deadline",
+    "state_dir": "--state-dir",
+    "store": "--store",
+    "audit_file": "--calls-log",
+}
+"""Settings of the server that have an option of their own."""
 
-    settings = {name: value for name, value in given.items() if value is not None}
+
+def read_settings(sets: Sequence[str], **given: Any) -> dict[str, Given]:
+    """Of `ServeConfig`, those that were given: by an option, or in `sets` by `NAME=VALUE`. Raises UsageError."""
+    from callyard.serve.config import HTTP_PORT, MEMORY, SQLITE, Address, read_serve_pairs
+
+    settings = {name: Given(value, OPTIONS[name]) for name, value in given.items() if value is not None}
+    http, admin = given["http"], given["admin"]
     if http is not None:
         if http.isdecimal():  # else it were a host of that name
             raise UsageError(f"expected an address such as 127.0.0.1:{http}, got {http!r}: --http HOST:PORT")
-        settings["http"] = Address.parse(http, port=HTTP_PORT)
+        settings["http"] = Given(Address.parse(http, port=HTTP_PORT), OPTIONS["http"])
     if admin is not None:
-        settings["admin"] = Address.parse(admin)
-    store = settings.get("store", SQLITE)
-    if store not in (SQLITE, MEMORY) and "://" not in store:
-        settings["store"] = os.path.abspath(store)
+        settings["admin"] = Given(Address.parse(admin), OPTIONS["admin"])
+    store = given["store"]
+    if store is not None and store not in (SQLITE, MEMORY) and "://" not in store:
+        settings["store"] = Given(os.path.abspath(store), OPTIONS["store"])
+    for name, pair in read_serve_pairs(sets, SET).items():
+        if name in settings:
+            raise UsageError(f"{pair.origin} and {settings[name].origin} are the same setting: keep one")
+        settings[name] = pair
     return settings
 
 
@@ -79,7 +103,7 @@ def serve_target(options: ServeOptions, screen: Screen) -> int:
     """Serve until it is stopped; the exit status. Raises UsageError when the command itself was wrong."""
     path, function = split_target(options.target)
     if function is not None:
-        raise UsageError(f"serve takes a file: {path}; which of its functions a caller sees is up to its token")
+        raise UsageError(f"serve takes all of {path}: which of its functions a caller sees is up to its token")
     config = options.read()
     divide_as_init()
     level = "error" if options.setup.quiet else options.log_level
@@ -87,6 +111,8 @@ def serve_target(options: ServeOptions, screen: Screen) -> int:
     logs.open()
     try:
         shown = LoggedScreen(logs) if logs.form == "json" else screen
+        if options.note and not options.setup.quiet:
+            shown.say(options.note, style="dim")
         gates = load_gates(config, shown, quiet=options.setup.quiet)
         return run_command(lambda interrupts: _serve(path, config, gates, options, shown, logs, interrupts), shown)
     finally:
@@ -120,7 +146,7 @@ async def _serve(
         path,
         config,
         include=options.setup.include,
-        given=options.setup.settings,
+        given={name: one.value for name, one in options.setup.given.items()},
         audit=options.setup.audit,
         audit_log=options.setup.audit_log,
         on_output=logs.say_output,
@@ -215,14 +241,10 @@ class _Signals:
 
 def load_gates(config: ServeConfig, screen: Screen, *, quiet: bool) -> list[Gate]:
     """Raises UsageError where what they stand on is not installed."""
-    try:
+    with needs("serve", "callyard serve"):
         gates = [_load_http(config) if config.http is not None else _load_stdio()]
         if config.admin is not None:
             gates.append(_load_admin(config.admin, screen, quiet=quiet))
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "callyard":
-            raise
-        raise UsageError(f"{EXTRA} ({error.name} is missing)") from error
     return gates
 
 

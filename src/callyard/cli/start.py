@@ -4,47 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import tomllib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from callyard.cli.interrupts import Interrupts
 from callyard.cli.quantities import show_duration
 from callyard.cli.screen import Screen
-from callyard.errors import UsageError
+from callyard.cli.setup import Setup
 from callyard.functions.registry import Registry
 from callyard.worker.config import WorkerConfig
 from callyard.worker.interpreter import package_finder
-from callyard.worker.io.config import IoConfig
 from callyard.worker.sandbox.report import summarize
 from callyard.worker.worker import Worker
 from callyard.yard import run_sync
 
 SLOW_START_S: Final = 5.0
 """An import that takes longer is mentioned, and again after twice as long."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """How a command's executors are started."""
-
-    include: tuple[str, ...]
-    settings: Mapping[str, Any]
-    """Of `WorkerConfig`, over those of the environment."""
-    quiet: bool = False
-    audit: str | None = None
-    """A policy in words; see `parse_policy`."""
-    audit_log: Path | None = None
-    io: Path | None = None
-    """A TOML file with the table `[io]`."""
-
-    def is_trusted(self, config: WorkerConfig) -> bool:
-        """Whether the target may say what else is run: its environment, its packages."""
-        return config.sandbox_choice == "off" and self.audit is None and self.audit_log is None
 
 
 def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: Screen) -> int:
@@ -59,17 +36,26 @@ def run_command(work: Callable[[Interrupts], Coroutine[Any, Any, int]], screen: 
 
 @asynccontextmanager
 async def started_worker(
-    target: str | Path, setup: Setup, screen: Screen, *, only_describe: bool = False
+    target: str | Path,
+    setup: Setup,
+    screen: Screen,
+    *,
+    only_describe: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker on a target. Raises UsageError when the target, or a setting, is wrong."""
-    config = WorkerConfig.from_environment(os.environ, **setup.settings)
+    settings = setup.read(target)
+    config = settings.config
+    if settings.found.note and not setup.quiet:
+        screen.say(settings.found.note, style="dim")
     worker = Worker(
         registry_of(target, setup, config),
         config=config,
         on_output=screen.say_output,
+        environment=environment,
         audit=setup.audit,
         audit_log=setup.audit_log,
-        io=None if setup.io is None else read_io(setup.io),
+        io=settings.io,
     )
     slow = None if setup.quiet else asyncio.ensure_future(_say_slow_start(screen, worker.registry.bundle.name, config))
     try:
@@ -96,24 +82,6 @@ def registry_of(target: str | Path, setup: Setup, config: WorkerConfig) -> Regis
     """The files of a target, as its interpreter would find them. Raises UsageError."""
     find = package_finder(config.executor_python, trusted=setup.is_trusted(config))
     return Registry.for_target(target, include=setup.include, find_package=find)
-
-
-def read_io(path: Path) -> IoConfig:
-    """The table `[io]` of a TOML file; its relative paths start from the file's folder. Raises UsageError."""
-    try:
-        with path.open("rb") as file:
-            settings = tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is no TOML: {error}") from error
-    table = settings.get("io")
-    if not isinstance(table, dict):
-        raise UsageError(f"{path}: expected a table [io], such as [io.files] with a line data = '/srv/data'")
-    try:
-        return IoConfig.from_mapping(table, path.absolute().parent)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
 
 
 async def _say_slow_start(screen: Screen, name: str, config: WorkerConfig) -> None:

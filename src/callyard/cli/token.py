@@ -14,6 +14,7 @@ from callyard.cli.screen import Screen
 from callyard.errors import UsageError
 from callyard.serve.config import ServeConfig
 from callyard.serve.tokens import build_caller, check_token_name, new_token, show_table
+from callyard.worker.settings_file import PYPROJECT
 
 
 def make_token(
@@ -49,6 +50,8 @@ def make_token(
 def append_table(path: Path, table: str, name: str) -> None:
     """Put a token's table at the end of a file, whole or not at all, with the file's own mode. Raises UsageError, and
     leaves the file, when the result would not be one that a server takes."""
+    if path.name == PYPROJECT:
+        raise UsageError(f"tokens are put into a file of their own, such as callyard.toml, not into {path}")
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         mode = path.stat().st_mode & 0o7777 if path.exists() else 0o600

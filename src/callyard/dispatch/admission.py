@@ -53,7 +53,7 @@ class Admission:
             call.turn_of = turn
             if not line.try_enter(call) and (refusal := await self._wait_in(call, line, "the owner's turn")):
                 return refusal
-        if (refused := self._breakers.peek(spec.name)) is not None:
+        if (refused := self._breakers.peek(call)) is not None:
             return circuit_open(spec.name, refused.retry_after_ms)
         if allowance is not None:
             if (spent := allowance.spent(clock.now_ms())) is not None:

@@ -19,7 +19,7 @@ from callyard.functions.checking import CheckedArguments
 from callyard.functions.ports import EMPTY
 from callyard.functions.registry import FunctionSpec
 from callyard.ids import CallId, Owner, Tenant
-from callyard.policy.breaker import Allowed
+from callyard.policy.breaker import Allowed, Breaker
 
 if TYPE_CHECKING:
     from callyard.dispatch.client import Client
@@ -73,6 +73,7 @@ class Call(Alarm, Party):
         "adrift",
         "adrift_below",
         "allowance",
+        "breaker",
         "caller",
         "caller_id",
         "checked",
@@ -154,6 +155,8 @@ class Call(Alarm, Party):
         """Attempts that were started; those of an executor may have been refused before they began."""
         self.unpin: Callable[[], None] | None = None
         """Lets go of the version of the code that its attempts run."""
+        self.breaker: Breaker | None = None
+        """Its tool's, for its tenant."""
         self.admission: Allowed | None = None
         """What the tool's breaker gave it."""
         self.stopping: ErrorKind | None = None

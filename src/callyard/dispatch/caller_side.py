@@ -58,8 +58,14 @@ def check_side(
     claims: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
     meta: Mapping[str, Any] | None = None,
+    **unknown: Any,
 ) -> Checked:
     """Raises UsageError, and TypeError for an option that there is not."""
+    if unknown:
+        from callyard.dispatch.dispatching import DispatchOptions
+
+        known = ", ".join(DispatchOptions.__annotations__)
+        raise TypeError(f"dispatch() has no option {next(iter(unknown))!r}; it has {known}")
     encoded = EMPTY
     if meta is not None:
         try:

@@ -34,6 +34,7 @@ from callyard.dispatch.breakers import Breakers
 from callyard.dispatch.call import Call, ProgressCallback
 from callyard.dispatch.caller_side import CallerSide, check_side
 from callyard.dispatch.config import DispatcherConfig
+from callyard.dispatch.dispatching import Dispatching
 from callyard.dispatch.events import Subscriber
 from callyard.dispatch.fan_out import ToolCall, gather_bounded
 from callyard.dispatch.flights import Answer
@@ -85,7 +86,7 @@ class DispatcherStatistics(msgspec.Struct, frozen=True):
     """Ends that a store did not take: the claim was lost, or the store was out of reach."""
 
 
-class Dispatcher:
+class Dispatcher(Dispatching):
     """Dispatches calls to the tools of a registry. Use it as an async context manager, from one event loop.
 
     `worker` runs the functions that were described and not imported; without it every tool needs a handler in this
@@ -127,8 +128,8 @@ class Dispatcher:
         self._attempts = Attempts(clock, self._admission, self._breakers, self._handlers, self._teller)
         self._keyed = KeyedRuns(config, clock, keys, self._admission, self._attempts.run, self._on_idle)
         self._calls: dict[CallId, Call] = {}
-        prefix = f"{self._rng.getrandbits(40):010x}"
-        self.next_id = (CallId(f"{prefix}-{number}") for number in count(1)).__next__
+        self.id_prefix = f"{self._rng.getrandbits(40):010x}-"
+        self.next_id = (CallId(f"{self.id_prefix}{number}") for number in count(1)).__next__
         """A name of our own for a call."""
         self._sealed = False
         self._idle = asyncio.Event()
@@ -187,7 +188,10 @@ class Dispatcher:
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
-    async def dispatch(
+    def _dispatcher(self) -> Dispatcher:
+        return self
+
+    async def dispatch_named(
         self,
         name: str,
         args: Mapping[str, Any] | bytes | None = None,
@@ -206,23 +210,7 @@ class Dispatcher:
         on_progress: ProgressCallback | None = None,
         **side: Unpack[CallerSide],
     ) -> DispatchResult:
-        """Call a tool by name; a failed call is a `DispatchError`, never an exception.
-
-        `args`: a mapping, or a JSON object as bytes. `timeout_ms` limits each attempt, in place of the tool's own.
-        `deadline_ms` is a duration from now that covers queueing and all attempts. `idempotency_key` (short: `key`) is
-        the caller's name for the effect: the same key and arguments never run it twice. `allowance` is the caller's
-        budget of tool calls. Calls of one `owner` run one at a time, in order. `repair` lets arguments be mended (D5).
-        `call_id` names the call for `cancel` and in events (default: one of our own); no other call of that name may be
-        under way. `on_progress` gets done, total and message while the tool runs, `on_log` the level, message and
-        fields of what it logs. `on_begin` is called once: directly before the first attempt begins, or when the call
-        waits for another's run under its key. `on_ask` answers the tool's questions (`elicit`, `sample`,
-        `list_roots`); while one is open no time of the call runs. `claims`, `headers` and `meta`, a JSON object, are
-        what its code finds in `callyard.context()`.
-
-        A dispatch made inside a handler is nested: it inherits deadline, allowance and tenant, and takes no slot.
-        Cancelling the caller raises CancelledError at once. Raises UsageError for an option out of range.
-        Source: tool-dispatch D7-D9, D11, D13, D14, D44.
-        """
+        """`dispatch` by name."""
         parent = current_call()
         if parent is not None:
             tenant = parent.tenant  # that of the call it belongs to, whatever the handler says (D14, D44)
@@ -342,8 +330,9 @@ class Dispatcher:
         """Admit calls only while `admits()` is true: an audit file that must be written, say (D54)."""
         self._gates.append(admits)
 
-    def breaker_state(self, tool: str) -> BreakerState:
-        return self._breakers.state(tool)
+    def breaker_state(self, tool: str, tenant: str | None = None) -> BreakerState:
+        """A tenant's; None: of all tenants' the one that lets the least through."""
+        return self._breakers.state(tool, None if tenant is None else Tenant(tenant))
 
     def statistics(self) -> DispatcherStatistics:
         return DispatcherStatistics(

@@ -12,6 +12,7 @@ from callyard.dispatch.allowance import Allowance
 from callyard.dispatch.options import check_name, check_options, one_key
 from callyard.dispatch.outcomes import DispatchError, DispatchResult
 from callyard.errors import ErrorKind, Outcome, UsageError, fail
+from callyard.functions.calling import BoundCall
 from callyard.ids import CallId
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call of a fan-out: what `Dispatcher.dispatch` takes, as a value."""
 
-    name: str
+    name: str | BoundCall[Any]
+    """Of a tool; or a function with its arguments, by `bind`."""
     args: Mapping[str, Any] | bytes | None = None
     timeout_ms: int | None = None
     idempotency_key: str | None = None
@@ -58,12 +60,14 @@ async def gather_bounded(
             options = call.options() | {"call_id": call_id}
             if failed:
                 message = "not begun: another call of the fan-out failed"
-                results[index] = DispatchError(call_id, fail(ErrorKind.CANCELLED, message, outcome=Outcome.NOT_RUN))
+                failure = fail(ErrorKind.CANCELLED, message, outcome=Outcome.NOT_RUN)
+                results[index] = DispatchError(call_id, failure, index=index)
                 continue
             under_way[call_id] = None
-            result = await dispatcher.dispatch(call.name, call.args, **options)
+            args = () if isinstance(call.name, BoundCall) else (call.args,)
+            result = await dispatcher.dispatch(call.name, *args, **options)
             del under_way[call_id]
-            results[index] = result
+            results[index] = result.at_index(index)
             if fail_fast and not result.ok and not failed:
                 failed = True
                 for other in under_way:
@@ -80,6 +84,8 @@ def _check(calls: list[ToolCall]) -> None:
     for call in calls:
         if not isinstance(call, ToolCall):
             raise UsageError(f"a fan-out takes ToolCall(name, args, …), got {call!r}")
+        if isinstance(call.name, BoundCall) and call.args is not None:
+            raise UsageError(f"{call.name!r} has its arguments: a ToolCall of a bound call takes no others")
         check_options(call.timeout_ms, call.deadline_ms, call.allowance, call.owner, call.tenant)
         one_key(call.idempotency_key, None)
         if call.call_id is not None:

@@ -32,12 +32,13 @@ from callyard.functions.current import RUNNING
 from callyard.functions.encoding import ResultMisfit
 from callyard.functions.misfits import ArgumentsMisfit
 from callyard.functions.ports import (
+    AttemptFailed,
     CallContext,
     CallOutcome,
     CallRunner,
     CancelReason,
 )
-from callyard.functions.raised import MESSAGE_CHARACTERS_MAX, cut_text, judge, name_of, stack_of
+from callyard.functions.raised import MESSAGE_CHARACTERS_MAX, clean_text, cut_text, judge, name_of, stack_of
 from callyard.functions.registry import FunctionSpec, UnknownFunction
 from callyard.ids import CallId, RequestId
 
@@ -371,6 +372,11 @@ class Handlers:
     def _end(self, call: Call, value: Any) -> CallOutcome:
         """The output of what a handler returned, or the failure that its exception means."""
         if isinstance(value, Raised):
+            if isinstance(value.error, AttemptFailed):
+                failure = value.error.failure
+                call.plan.attempts -= failure.attempts == 0  # its code ran here; what it stands for never did
+                message = cut_text(clean_text(failure.message), MESSAGE_CHARACTERS_MAX)
+                return _failed(msgspec.structs.replace(failure, message=message, attempts=call.plan.attempts))
             verdict = judge(value.error, call.spec.name, idempotent=call.spec.promises.idempotent)
             message = cut_text(verdict.message, MESSAGE_CHARACTERS_MAX)
             return _failed(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NoReturn, Self, cast
 
 import msgspec
 
 from callyard.errors import KIND_RULES, CallError, CallFailure, ErrorKind, Outcome
+from callyard.functions.calling import R_co
 from callyard.functions.repairs import Repair
 from callyard.ids import CallId
 
+if TYPE_CHECKING:
+    from callyard.functions.outgoing import Outgoing
 
-class Ok(msgspec.Struct, frozen=True):
+
+class Ok(msgspec.Struct, Generic[R_co], frozen=True):
     """A call that succeeded."""
 
     call_id: CallId
@@ -26,23 +30,41 @@ class Ok(msgspec.Struct, frozen=True):
     enforced: bool = True
     """Its time limit would have stopped the code; a plain `def` in a thread cannot be stopped."""
     repairs: tuple[Repair, ...] = ()
+    index: int = 0
+    """Its place in a fan-out, from 0."""
+    ok: ClassVar[Literal[True]] = True
+    """No property: by it type checkers tell the two apart."""
 
     @property
-    def ok(self) -> Literal[True]:
-        return True
+    def value(self) -> R_co:
+        """The JSON value, decoded anew each time: what one caller does to it no other caller sees. Of a dispatch by
+        function object: what its annotation says."""
+        return cast(R_co, msgspec.json.decode(self.output))
 
     @property
-    def value(self) -> Any:
-        """The JSON value, decoded anew each time: what one caller does to it no other caller sees."""
-        return msgspec.json.decode(self.output)
-
-    @property
-    def error(self) -> None:
+    def error(self) -> Any:
+        """None. Not said in the type: not every type checker takes `if done.ok` for a proof, and such a one would
+        refuse `done.error.kind` below it."""
         return None
 
-    def unwrap(self) -> Any:
+    def unwrap(self) -> R_co:
         """The value: `value` as a call."""
         return self.value
+
+    def at_index(self, index: int) -> Self:
+        """The same, as the one of that place."""
+        return msgspec.structs.replace(self, index=index)
+
+
+class ReadOk(Ok[R_co], frozen=True, kw_only=True):
+    """Of a dispatch by function object."""
+
+    returned: Any
+    """The output, read as the function's annotation says."""
+
+    @property
+    def value(self) -> R_co:
+        return cast(R_co, self.returned)
 
 
 class DispatchError(msgspec.Struct, frozen=True):
@@ -53,10 +75,9 @@ class DispatchError(msgspec.Struct, frozen=True):
     deduplicated: bool = False
     enforced: bool = True
     repairs: tuple[Repair, ...] = ()
-
-    @property
-    def ok(self) -> Literal[False]:
-        return False
+    index: int = 0
+    """Its place in a fan-out, from 0."""
+    ok: ClassVar[Literal[False]] = False
 
     @property
     def kind(self) -> ErrorKind:
@@ -106,6 +127,10 @@ class DispatchError(msgspec.Struct, frozen=True):
         """Raises CallError: `value` as a call."""
         raise CallError(self.failure)
 
+    def at_index(self, index: int) -> DispatchError:
+        """The same, as the one of that place."""
+        return msgspec.structs.replace(self, index=index)
+
     def to_json(self, *, stack: bool = False, remote: bool = False) -> dict[str, Any]:
         """The envelope that every surface shows. `stack`: with the tool's traceback.
 
@@ -148,4 +173,15 @@ def _told_remotely(failure: CallFailure, call_id: CallId) -> CallFailure:
     return msgspec.structs.replace(failure, message=f"{what} (reference {call_id})", details=details)
 
 
-DispatchResult = Ok | DispatchError
+DispatchResult = Ok[R_co] | DispatchError
+
+
+def read_as(result: Ok[Any], outgoing: Outgoing) -> DispatchResult[Any]:
+    """`result` with the value that its function's annotation says. What is none ran, and its result is lost."""
+    try:
+        returned = outgoing.decode(result.output)
+    except CallError as error:
+        failure = msgspec.structs.replace(error.failure, attempts=result.attempts)
+        return DispatchError(result.call_id, failure, result.deduplicated, result.enforced, result.repairs)
+    fields = {name: getattr(result, name) for name in result.__struct_fields__}
+    return ReadOk(**fields, returned=returned)

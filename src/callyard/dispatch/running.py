@@ -12,7 +12,7 @@ import msgspec
 
 from callyard.dispatch.call import Call
 from callyard.errors import CallError, ErrorKind, UsageError, fail
-from callyard.functions.current import RUNNING, CallInfo
+from callyard.functions.current import ASK_PROVIDER, RUNNING, CallInfo
 from callyard.functions.encoding import ResultMisfit, encode_value
 from callyard.functions.ports import EMPTY, AskRefused, CallEventKind, CallEventPayload, nobody_to_ask
 
@@ -90,7 +90,8 @@ class Running(msgspec.Struct, eq=False):
                 raise AskRefused(ErrorKind.CANCELLED, f"{kind}: its call has ended")
             return encode_value(await client.ask(self.call, kind, msgspec.json.decode(params)))
         except AskRefused as refused:
-            raise CallError(fail(refused.kind, str(refused), retryable=refused.retryable)) from None
+            failure = fail(refused.kind, str(refused), retryable=refused.retryable, provider=ASK_PROVIDER)
+            raise CallError(failure) from None
         except ResultMisfit as misfit:
             raise CallError(fail(ErrorKind.RESULT, f"{kind}: the client's answer: {misfit}")) from None
 

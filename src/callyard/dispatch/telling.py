@@ -133,9 +133,9 @@ class Teller:
         self.hub.emit(told)
         self.hub.emit(_with_failure(told, failure, name="dispatch.error"))
 
-    def circuit(self, tool: str, entered: BreakerState) -> None:
+    def circuit(self, tool: str, tenant: Tenant, entered: BreakerState) -> None:
         if self.hub.wanted:
-            self.hub.emit(DispatchEvent(_CIRCUIT_EVENTS[entered], self._clock.now_ms(), tool))
+            self.hub.emit(DispatchEvent(_CIRCUIT_EVENTS[entered], self._clock.now_ms(), tool, tenant=tenant))
 
 
 def _at(call: Call, name: EventName, at_ms: int, attempt: int, duration_ms: int) -> DispatchEvent:

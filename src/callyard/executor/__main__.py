@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import importlib
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import Final, NoReturn
 
 from callyard import sdk
 from callyard.errors import ProtocolError, UsageError
+from callyard.executor.arena import Arena
 from callyard.executor.guards import Guards, keep_streams_open
 from callyard.executor.heartbeat import Watch
 from callyard.executor.hub import Hub
@@ -38,6 +40,7 @@ def main(argv: list[str], wait_joined: Callable[[], None] | None = None) -> NoRe
         options = parse_options(argv)
         sock = open_socket(options.socket_fd, options.socket_path)
         marks = MarkPage(options.mark_fd) if options.mark_fd >= 0 else Marks()
+        arena = Arena(options.arena_fd) if options.arena_fd >= 0 else None
         if options.nice:
             os.nice(options.nice)
         if options.confine:
@@ -47,7 +50,7 @@ def main(argv: list[str], wait_joined: Callable[[], None] | None = None) -> NoRe
     except (UsageError, OSError) as error:
         leave(str(error), EXIT_USAGE)
     try:
-        serve(options, sock, marks, token)
+        serve(options, sock, marks, arena, token)
     except LinkClosed as lost:
         end(lost)
     except ProtocolError as error:
@@ -66,12 +69,12 @@ def confine(options: Options, wait_joined: Callable[[], None] | None) -> None:
     apply(parse_confinement(options.confine), wait_joined)
 
 
-def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> NoReturn:
+def serve(options: Options, sock: _socket.socket, marks: Marks, arena: Arena | None, token: str) -> NoReturn:
     """Say hello first, arrange the rest after: what follows costs the worker no waiting."""
     parent_pid = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to handle
     guards = Guards()
-    link = Link(sock, marks)
+    link = Link(sock, marks, arena)
     hub = Hub(link, marks, guards, max_inflight=options.max_inflight, with_locals=options.capture_locals)
     hub.watch = watch = Watch(hub, link, options.executor_id, options.heartbeat_interval_ms, end)
     watch.beat(token)
@@ -87,6 +90,8 @@ def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> N
     hub.streams = [*streams]
     hub.teller.watch_streams(streams)
     guards.install(link.fd)
+    if arena is not None:
+        guards.keep_open({arena.fd})
     own_pid = os.getpid()
 
     def in_child(forked_by_main_thread: bool) -> None:
@@ -96,8 +101,18 @@ def serve(options: Options, sock: _socket.socket, marks: Marks, token: str) -> N
 
     guards.guard_forks(in_child)
     sdk.set_runtime(ExecutorRuntime(hub))
+    warm_up()
     hub.run()
     raise AssertionError("the hub serves until its link ends")
+
+
+def warm_up() -> None:
+    """Import what every bundle needs, pydantic above all, before one is asked for: a spare that takes a lost one's
+    place then has only the bundle itself to load."""
+    try:
+        importlib.import_module("callyard.functions.signature")
+    except ImportError:  # an interpreter that lacks something: the first load says so, to whoever wants it
+        return
 
 
 def end(lost: LinkClosed) -> NoReturn:

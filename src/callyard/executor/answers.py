@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec import Raw
+
 from callyard.errors import KIND_RULES, ErrorKind, Outcome, ProtocolError, may_retry
 from callyard.executor import budget
 from callyard.executor.budget import Stop
@@ -12,6 +14,7 @@ from callyard.executor.failures import Fault
 from callyard.executor.link import SETTLED_BYTES_MAX, Link
 from callyard.functions.raised import MESSAGE_CHARACTERS_MAX, cut_text
 from callyard.ids import CallId
+from callyard.wire.arena import ArenaTooSmall
 from callyard.wire.codec import encode_message
 from callyard.wire.frames import FRAME_BYTES_MAX
 from callyard.wire.messages import (
@@ -24,6 +27,7 @@ from callyard.wire.messages import (
     SettledCall,
     Timing,
 )
+from callyard.wire.values import is_packed
 
 NO_TIMING: Final = Timing()
 
@@ -34,26 +38,35 @@ def put_completed(link: Link, call: Call, used_ns: int) -> None:
     Short ends of calls that came together leave together (X94). One without a promise is not held back with others.
     """
     payload = call.payload
-    if call.batched and call.notes is None and len(call.output) <= SETTLED_BYTES_MAX:
+    output = call.output
+    if call.batched and call.notes is None and len(output) <= SETTLED_BYTES_MAX and not is_packed(output):
         used_ms = used_ns // 1_000_000
-        end = SettledCall(call.call_id, payload.attempt_seq, call.output, None, used_ms, _timing(call, used_ns))
-        link.put_settled(end, call.slot)
+        end = SettledCall(call.call_id, payload.attempt_seq, Raw(output), None, used_ms, _timing(call, used_ns))
+        link.put_settled(end, call.slot, call.run_ns)
+        return
+    try:
+        placed = link.place(output)
+    except (ArenaTooSmall, OSError) as error:
+        details = {"limit": "arena_bytes_max", "size": len(output)}
+        put_failed(link, call, Fault(ErrorKind.RESULT, f"the result is {error}", details=details), used_ns)
         return
     message = CallCompleted(
         call.call_id,
         CallCompletedPayload(
-            call.payload.attempt_seq,
-            call.output,
-            call.payload.task_id,
+            payload.attempt_seq,
+            placed.raw,
+            payload.task_id,
             used_ns // 1_000_000,
             _timing(call, used_ns),
             call.notes or [],
+            placed.at,
+            call.run_ns // 1_000,
         ),
     )
     try:
-        frame = encode_message(message)
+        frame = encode_message(message, placed.sidecar)
     except ProtocolError:
-        put_failed(link, call, _too_large(len(call.output)), used_ns)
+        put_failed(link, call, _too_large(len(output)), used_ns)
         return
     _put(link, call, frame)
 

@@ -5,6 +5,10 @@ disarms it, so a burst of calls with equal budgets costs one `setitimer` per bud
 over. The handler acts only on *user frames*: in the hub, or in a frame of this package, it comes again a millisecond
 later. So the engine is never interrupted half-way, and needs no lock against its own signal handler.
 
+A call of a function with the promise `preempt` gives way after a slice of 20 ms: the handler switches to the hub in the
+middle of the user's frame, which goes on when its turn comes. Never inside an import, whose half-made module the next
+call would find, and never in a `__del__` (X61).
+
 An interruption that user code swallows is raised again every 10 ms; after the third the handler switches to the hub in
 the middle of the user's frame, which is then never resumed (quarantine).
 """
@@ -20,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from callyard.errors import ErrorKind
-from callyard.executor.contexts import LOOK, QUARANTINE, invoke, this_greenlet
+from callyard.executor import nested_loops
+from callyard.executor.contexts import LOOK, QUARANTINE, SLICE, Context, Greenlet, invoke, this_greenlet
 from callyard.executor.guards import KeptOpen
 
 if TYPE_CHECKING:
@@ -30,6 +35,8 @@ NEVER: Final = 1 << 62
 RAISES_MAX: Final = 3
 """Interruptions that user code may swallow before it is quarantined."""
 RAISE_AGAIN_NS: Final = 10_000_000
+SLICE_NS: Final = 20_000_000
+IMPORT_FILES: Final = frozenset({"<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"})
 ENGINE_AGAIN_NS: Final = 1_000_000
 ENGINE_FILES: Final = os.path.dirname(os.path.dirname(invoke.__code__.co_filename)) + os.sep
 """Code below this folder is never interrupted, and never shown in a stack."""
@@ -86,6 +93,8 @@ class Alarm:
     def __init__(self, hub: Hub) -> None:
         self.armed_ns = NEVER
         """When the timer fires; `NEVER`: it is not armed."""
+        self.slice_end_ns = NEVER
+        """When the running call has had its slice, if it is `sliced`."""
         self.look_wanted = False
         """The watch thread saw a cancellation to be read while user code runs."""
         library = os.path.dirname(os.__file__)
@@ -105,6 +114,12 @@ class Alarm:
     def arm(self, at_ns: int) -> None:
         self.armed_ns = at_ns
         _set_timer(signal.ITIMER_REAL, max(at_ns - monotonic_ns(), 50_000) / 1e9)
+
+    def arm_slice(self, now: int) -> None:
+        """The running call may run for a slice from now on."""
+        self.slice_end_ns = now + SLICE_NS
+        if self.slice_end_ns < self.armed_ns:
+            self.arm(self.slice_end_ns)
 
     def disarm(self) -> None:
         self.armed_ns = NEVER
@@ -129,13 +144,18 @@ class Alarm:
             hub.greenlet.switch(LOOK)
             context.at = context.greenlet
         now = monotonic_ns()
-        if call.stop is None and call.budget_ns:
-            left_ns = call.budget_ns - call.used_ns(now, hub.busy_ns)
-            if left_ns > 0:
-                self.arm(now + left_ns)
-                return
+        left_ns = call.budget_ns - call.used_ns(now, hub.busy_ns) if call.budget_ns else NEVER
+        if call.stop is None and left_ns <= 0:
             call.stop = BUDGET
         if call.stop is None:
+            if not call.sliced:
+                if call.budget_ns:
+                    self.arm(now + left_ns)
+            elif now < self.slice_end_ns or not may_give_way(frame):
+                self.slice_end_ns = max(self.slice_end_ns, now + ENGINE_AGAIN_NS)
+                self.arm(min(now + left_ns, self.slice_end_ns))
+            else:
+                self._give_way(context, current)
             return
         if now < call.raised_ns + RAISE_AGAIN_NS:
             self.arm(call.raised_ns + RAISE_AGAIN_NS)
@@ -148,11 +168,31 @@ class Alarm:
         self.arm(now + RAISE_AGAIN_NS)
         raise call.stop.error(call.stop.text)
 
+    def _give_way(self, context: Context, current: Greenlet) -> None:
+        """The hub arms the timer again, for whoever goes on."""
+        aside = None if context.looped else nested_loops.set_aside()
+        context.at = current
+        try:
+            self._hub.greenlet.switch(SLICE)
+        finally:
+            context.at = context.greenlet
+            nested_loops.put_back(aside)
+
     def is_engine(self, frame: FrameType | None) -> bool:
         if frame is None:
             return False
         code = frame.f_code
         return code.co_filename.startswith(self.engine_files) and code not in _OPEN_TO_INTERRUPTION
+
+
+def may_give_way(frame: FrameType | None) -> bool:
+    """Whether others may run while this frame stands still."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename in IMPORT_FILES or code.co_name == "__del__":
+            return False
+        frame = frame.f_back
+    return True
 
 
 _set_handler: Final = signal.signal

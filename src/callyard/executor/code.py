@@ -1,6 +1,6 @@
 """The one bundle that this process serves: loaded once, under the digest it is bound to.
 
-`callyard.functions` (and with it pydantic) is imported at the first load, not at start-up (X60).
+`callyard.functions` (and with it pydantic) is imported after the first heartbeat, so that it delays no start (X60).
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Code:
         self._bundle: LoadedBundle | None = None
         self._module = module
         self._invocables: dict[str, Invocable] = {}
+        self.sliced: set[str] = set()
+        """Selectors of the functions found so far that have the promise `preempt`."""
         self._outgoing: dict[str | int, Outgoing] = {}
         """By name, or by `id()` of a plain function of the bundle, which lives as long as it."""
         self._load(path, module)
@@ -87,13 +89,20 @@ class Code:
         except Exception as error:
             raise NotUsable(self.describe(error)) from error
         self._invocables[entry_selector] = found
+        declared = self._declared(entry_selector)
+        if declared is not None and declared.promises.preempt:
+            self.sliced.add(entry_selector)
         return found
 
     def is_exclusive(self, entry_selector: str) -> bool:
         """Whether a function that was found has the promise `exclusive`."""
+        declared = self._declared(entry_selector)
+        return declared is not None and declared.promises.exclusive
+
+    def _declared(self, entry_selector: str) -> Function[..., object] | None:
         assert self._bundle is not None
         declared = getattr(self._bundle.module, entry_selector.rpartition(":")[2], None)
-        return isinstance(declared, Function) and declared.promises.exclusive
+        return declared if isinstance(declared, Function) else None
 
     def outgoing(self, function: object) -> Outgoing:
         """How user code calls `function`: a function of the bundle, or a name.

@@ -15,10 +15,9 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
-from msgspec import Raw
 
 from callyard.ids import CallId
-from callyard.wire.messages import NULL, ExecuteCallPayload
+from callyard.wire.messages import ExecuteCallPayload
 
 if TYPE_CHECKING:
     from callyard.executor.budget import Stop
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from callyard.executor.failures import Fault
     from callyard.executor.tasks import Family
     from callyard.executor.threads import ThreadJob
+    from callyard.functions.packing import Packed
     from callyard.functions.signature import Invocable
 
 
@@ -49,6 +49,8 @@ FINISHED: Final = Handover("FINISHED")
 SLEEPING: Final = Handover("SLEEPING")
 LOOK: Final = Handover("LOOK")
 """The alarm's handler asks the hub to read the link, and to be switched back to."""
+SLICE: Final = Handover("SLICE")
+"""The same, once a call has run for a slice: the hub goes on with others first, if there are any."""
 QUARANTINE: Final = Handover("QUARANTINE")
 """The job swallowed every interruption: it must never be switched to again."""
 
@@ -65,6 +67,7 @@ class Call:
         "code",
         "family",
         "fault",
+        "fetch",
         "invocable",
         "jobs",
         "notes",
@@ -77,6 +80,7 @@ class Call:
         "received_ns",
         "run_ns",
         "slice_ns",
+        "sliced",
         "slot",
         "stop",
         "threads",
@@ -94,6 +98,8 @@ class Call:
         """It came with others, and its end may leave with theirs."""
         self.over = False
         """Answered: nothing of it may run any more."""
+        self.sliced = False
+        """It gives way to others after `budget.SLICE_NS` of running."""
         self.slice_ns = 0
         """When its present slice began; 0: it is in none."""
         self.run_ns = 0
@@ -108,7 +114,10 @@ class Call:
         """Interruptions delivered so far, the last at `raised_ns`."""
         self.raised_ns = 0
         self.fault: Fault | None = None
-        self.output: Raw = NULL
+        self.fetch: Callable[[], bytes | Packed] | None = None
+        """Its arguments where the payload has not all of them; None: it has."""
+        self.output: bytes = b"null"
+        """An encoded value (`wire.values`)."""
         self.notes: list[str] | None = None
         self.threads: list[Any] | None = None
         """Threads that came into being while it ran."""
@@ -156,12 +165,14 @@ class Call:
         RUNNING.set(self)
         payload, invocable, code = self.payload, self.invocable, self.code
         try:
-            args, kwargs = invocable.bind(payload.args, row=payload.row, strings=payload.strings)
+            if self.fetch is None:
+                args, kwargs = invocable.bind(payload.args, row=payload.row, strings=payload.strings)
+            else:
+                args, kwargs = self._bind_fetched(self.fetch)
         except BaseException as error:  # noqa: BLE001 - a contained call: every exception is its failure (X57)
             self.fault = code.describe_misfit(error)
             return
         if payload.check_only:
-            self.output = NULL
             return
         try:
             value = invoke(invocable.target, args, kwargs)
@@ -173,9 +184,17 @@ class Call:
             self.fault = code.describe(error, function=payload.function_id, idempotent=idempotent)
             return
         try:
-            self.output = Raw(invocable.encode(value))
+            self.output = invocable.encode_as(value, payload.result_form)
         except BaseException as error:  # noqa: BLE001
             self.fault = code.describe_result(error)
+
+    def _bind_fetched(self, fetch: Callable[[], bytes | Packed]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        payload = self.payload
+        value = fetch()
+        self.fetch = None
+        if isinstance(value, bytes):
+            return self.invocable.bind(value, row=payload.row, strings=payload.strings)
+        return self.invocable.bind_packed(value, row=payload.row)
 
 
 RUNNING: Final[contextvars.ContextVar[Call]] = contextvars.ContextVar("callyard_running_call")

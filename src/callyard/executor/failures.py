@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ import msgspec
 
 from callyard.errors import ErrorKind, Outcome
 from callyard.executor.budget import ENGINE_FILES, CallInterrupted
+from callyard.functions.loading import explain_missing
 from callyard.functions.raised import (
     MESSAGE_CHARACTERS_MAX,
     clean_text,
@@ -60,7 +62,7 @@ def describe(
 ) -> Fault:
     """What the user's function raised. `root` is the bundle's folder, `function` its name, `idempotent` its promise."""
     verdict = judge(error, function, idempotent=idempotent)
-    message = cut_root(verdict.message + _missing_data(error, root), root)
+    message = cut_root(verdict.message + _not_found(error, root), root)
     return Fault(
         verdict.kind,
         cut_text(clean_text(message), MESSAGE_CHARACTERS_MAX),
@@ -71,8 +73,11 @@ def describe(
     )
 
 
-def _missing_data(error: BaseException, root: str) -> str:
-    """What mends that a file of the project was not found; empty: it is no such file."""
+def _not_found(error: BaseException, root: str) -> str:
+    """What mends that a file of the project, or a package, was not found; empty: it is no such thing."""
+    if root and issubclass(type(error), ModuleNotFoundError):
+        module = getattr(error, "name", None)
+        return explain_missing(Path(root), module) if type(module) is str and module else ""
     if not root or not issubclass(type(error), FileNotFoundError):
         return ""
     name = getattr(error, "filename", None)

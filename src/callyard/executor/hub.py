@@ -36,6 +36,7 @@ from callyard.executor.contexts import (
     LOOK,
     QUARANTINE,
     SLEEPING,
+    SLICE,
     Call,
     Context,
     Pool,
@@ -53,6 +54,7 @@ from callyard.executor.threads import ThreadWatch, count_threads
 from callyard.ids import CallId, Digest
 from callyard.wire.codec import UnknownMessage
 from callyard.wire.messages import (
+    ArenaReleased,
     BatchedCall,
     CancelCall,
     CancelReason,
@@ -69,6 +71,7 @@ from callyard.wire.messages import (
 if TYPE_CHECKING:
     from callyard.executor.tasks import Loop
 
+ROOM_WAIT_MS: Final = 50
 READ_AGAIN_NS: Final = 1_000_000
 """Between calls the link is read again when the last time is longer ago: a recall must not wait for a whole burst."""
 TURN_NS: Final = 10_000_000
@@ -108,6 +111,7 @@ class Hub:
         self._marks = marks
         self._guards = guards
         guards.release_timer = self.alarm.disarm
+        link.await_room = self._await_room
         self.threads = ThreadWatch()
         self.requests: Final = Requests(self, link)
         self.teller: Final = Teller(link)
@@ -236,6 +240,15 @@ class Hub:
             self._handle(message)
         self._link.flush()
 
+    def _await_room(self) -> None:
+        """The arena is full of values that the worker has still to read. Called in whatever greenlet has another."""
+        self._link.flush()
+        self._link.wait_readable(ROOM_WAIT_MS)
+        if this_greenlet() is self.greenlet:
+            self.look()
+        else:
+            self.greenlet.switch(LOOK)
+
     # --- messages -------------------------------------------------------------------------------------------------
 
     def _handle(self, message: WorkerMessage | UnknownMessage) -> None:
@@ -255,6 +268,8 @@ class Hub:
                 self._resume_call(message)
             case Describe():
                 self._later.append(lambda: self._describe(message))
+            case ArenaReleased():
+                self._link.take_back(message.payload.grants)
             case HeartbeatAck():
                 pass
             case UnknownMessage():
@@ -268,11 +283,12 @@ class Hub:
 
     def _receive(self, call_id: CallId, payload: ExecuteCallPayload, *, batched: bool = False) -> None:
         """Take a call in, or hand it back as `recalled`: the worker then sends it elsewhere, at no cost to it."""
+        sidecar = self._link.args_sidecars.pop(call_id, None) if self._link.args_sidecars else None
         if call_id in self._calls:
             self._drop("ExecuteCall of a call that is here")
             return
         if payload.parent_call_id:
-            self._receive_subcall(call_id, payload)
+            self._receive_subcall(call_id, payload, sidecar)
             return
         slot = None
         if not self.draining and len(self._calls) - len(self._seats.calls) < self._max_inflight:
@@ -284,6 +300,8 @@ class Hub:
             return
         call = self._calls[call_id] = Call(call_id, payload, slot, self._read_ns)
         call.batched = batched
+        if sidecar is not None or payload.args_at is not None:
+            self._fetch_later(call, sidecar)
         code = self._binding.code
         if code is not None and code.digest == payload.function_code_digest:
             self._ready.append(call)
@@ -297,17 +315,27 @@ class Hub:
             slot = self._marks.take()
         return slot
 
-    def _receive_subcall(self, call_id: CallId, payload: ExecuteCallPayload) -> None:
+    def _fetch_later(self, call: Call, sidecar: bytes | None) -> None:
+        """Its arguments are made its own when it begins: until then they count for the arena."""
+        payload = call.payload
+        call.fetch = lambda: self._link.open_value(payload.args, sidecar, payload.args_at)
+
+    def _receive_subcall(self, call_id: CallId, payload: ExecuteCallPayload, sidecar: bytes | None) -> None:
         """Never handed back while a call above it is here, not even by a process that drains: that one waits for it."""
         if self.draining and not any(above in self._calls for above in ancestry_of(call_id)[:-1]):
             answers.put_recalled(self._link, call_id, payload, NO_SLOT)
             return
         call = self._calls[call_id] = Call(call_id, payload, NO_SLOT, self._read_ns)
+        if sidecar is not None or payload.args_at is not None:
+            self._fetch_later(call, sidecar)
         if self._seats.admit(call):
             self._seat(call)
         elif self._seats.is_too_small:
             text = f"no room for subcalls: the begun-mark page has {self._marks.slot_count} slots"
             self._fail(call, Fault(ErrorKind.INTERNAL, text, Outcome.NOT_RUN))
+        elif call.fetch is not None:  # whoever gives it its seat may wait for room in the arena
+            value = call.fetch()
+            call.fetch = lambda: value
 
     def _seat(self, call: Call) -> None:
         slot = self._take_slot()
@@ -393,9 +421,12 @@ class Hub:
             return
         if invocable.is_async:
             assert self.loop is not None
+            call.sliced = call.payload.entry_selector in code.sliced
             self.loop.begin(call, self._variables.copy())
             return
         self.mark_begun(call)
+        if code.sliced:
+            call.sliced = call.payload.entry_selector in code.sliced
         context = self.pool.take(call, call, self._variables.copy())
         self._after_slice(context, self._enter_plain(context, None))
 
@@ -406,7 +437,7 @@ class Hub:
         self._marks.mark(call.slot, payload.call_number)
         call.begun = True
         call.begun_ns = self.active_ns
-        call.queued_ns = call.begun_ns - call.received_ns
+        call.queued_ns = max(0, call.begun_ns - call.received_ns)  # it may have been read in between, by `look`
 
     def _resume(self, context: Context) -> None:
         """Switch back to a `def` that slept, throwing when it is being stopped."""
@@ -445,9 +476,16 @@ class Hub:
             end_ns = now + call.budget_ns - call.used_ns(now, self.busy_ns)
             if end_ns < self.alarm.armed_ns:
                 self.alarm.arm(end_ns)
+        if call.sliced and call.stop is None:
+            self.alarm.arm_slice(now)
         outcome = context.at.switch(context.job) if error is None else context.at.throw(error)
-        while outcome is LOOK:
+        while outcome is LOOK or outcome is SLICE:
             self.look()
+            if outcome is SLICE:
+                now = monotonic_ns()
+                if self._others_can_run(call, now):
+                    break
+                self.alarm.arm_slice(now)
             outcome = context.at.switch()
         self._marks.set_running(NO_CALL)
         self.running = None
@@ -462,6 +500,10 @@ class Hub:
             self.threads.attribute(call)
         return outcome
 
+    def _others_can_run(self, call: Call, now: int) -> bool:
+        self._wake_sleepers(now)
+        return bool(self._ready) or (self.loop is not None and self.loop.has_others(call))
+
     def _after_slice(self, context: Context, outcome: object) -> None:
         call = context.call
         if outcome is FINISHED:
@@ -470,6 +512,9 @@ class Hub:
         elif outcome is SLEEPING:
             if call.stop is not None:
                 self._press(context)
+        elif outcome is SLICE:
+            context.sleep_from_ns = self.active_ns  # from now on it waits for its turn
+            self._ready.append(context)
         elif outcome is QUARANTINE:
             self.quarantine(call, [context])
         else:
@@ -694,6 +739,7 @@ def expand(shared: ExecuteCallsPayload, one: BatchedCall) -> ExecuteCallPayload:
         one.context,
         shared.events,
         shared.check_only,
+        shared.result_form,
     )
 
 

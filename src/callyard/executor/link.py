@@ -13,22 +13,36 @@ import errno
 import os
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from msgspec import Raw, Struct
+
+from callyard.errors import ProtocolError
+from callyard.executor.arena import Arena
 from callyard.executor.marks import NO_SLOT, Marks
-from callyard.ids import RequestId
+from callyard.ids import CallId, RequestId
+from callyard.wire.arena import ARENA_VALUE_BYTES
 from callyard.wire.codec import UnknownMessage, decode_worker_message, encode_message
 from callyard.wire.frames import FrameReader
 from callyard.wire.messages import (
     EXECUTE_CALLS_MAX,
+    NULL,
+    ArenaReleased,
+    ArenaReleasedPayload,
     CallsSettled,
     CallsSettledPayload,
+    ExecuteCall,
     ResumeCall,
     SettledCall,
+    Stored,
     WorkerMessage,
 )
+from callyard.wire.values import to_wire
+
+if TYPE_CHECKING:
+    from callyard.functions.packing import Packed
 
 READ_BYTES: Final = 64 * 1024
 PEEK_BYTES: Final = 64 * 1024
@@ -41,6 +55,14 @@ _GONE: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(selec
 _CANCEL_TAG: Final = b'"CancelCall"'
 
 
+class Placed(Struct, frozen=True, gc=False):
+    """A value in the form of a message: its JSON and a sidecar, or its place in the arena."""
+
+    raw: Raw
+    sidecar: bytes | None
+    at: Stored | None
+
+
 class LinkClosed(Exception):
     """The worker's end is closed, or ours was taken away; `clean` when it was simply closed."""
 
@@ -50,8 +72,8 @@ class LinkClosed(Exception):
 
 
 class Link:
-    def __init__(self, sock: _socket.socket, marks: Marks) -> None:
-        """Owns `sock` from now on, in blocking mode."""
+    def __init__(self, sock: _socket.socket, marks: Marks, arena: Arena | None = None) -> None:
+        """Owns `sock` from now on, in blocking mode. `arena`: for large values; None: frames carry them all."""
         sock.setblocking(True)
         self.fd: Final = sock.fileno()
         os.set_inheritable(self.fd, False)
@@ -60,13 +82,18 @@ class Link:
         """A finished call without a promise may still be in the buffer (X62). Only the hub's thread writes it."""
         self.sidecars: Final[dict[RequestId, bytes]] = {}
         """Raw bytes that came beside a ResumeCall, by its request; whoever takes the message pops them."""
+        self.args_sidecars: Final[dict[CallId, bytes]] = {}
+        """Those that came beside an ExecuteCall."""
+        self.arena: Final = arena
+        self.await_room: Callable[[], None] = self.flush
+        """Let the worker read, and read what it says; until then there is no room in the arena."""
         self._sock = sock
         self._marks = marks
         self._reader = FrameReader("worker")
         self._waits_are_short = False
         """The last wait for input took less than `POLL_NS`."""
         self._frames: deque[tuple[bytes, int]] = deque()
-        self._settled: deque[tuple[SettledCall, int]] = deque()
+        self._settled: deque[tuple[SettledCall, int, int]] = deque()
         """Ends that leave together, in one frame (X94)."""
         self._buffered_bytes = 0
         self._readable = select.poll()
@@ -105,8 +132,11 @@ class Link:
             for body in self._reader.feed(data):
                 message, sidecar = decode_worker_message(body)
                 messages.append(message)
-                if sidecar is not None and type(message) is ResumeCall:
-                    self.sidecars[message.request_id] = sidecar
+                if sidecar is not None:
+                    if type(message) is ResumeCall:
+                        self.sidecars[message.request_id] = sidecar
+                    elif type(message) is ExecuteCall:
+                        self.args_sidecars[message.call_id] = sidecar
             if len(data) < READ_BYTES:
                 return messages
             flags = _socket.MSG_DONTWAIT
@@ -130,9 +160,9 @@ class Link:
         if self._buffered_bytes > FLUSH_BYTES or len(self._frames) >= FLUSH_FRAMES:
             self.flush()
 
-    def put_settled(self, end: SettledCall, slot: int) -> None:
+    def put_settled(self, end: SettledCall, slot: int, run_ns: int) -> None:
         """Collect the end of a call for the frame that the next flush makes of all of them. The hub's thread only."""
-        self._settled.append((end, slot))
+        self._settled.append((end, slot, run_ns))
         self._buffered_bytes += len(end.output)
         if self._buffered_bytes > FLUSH_BYTES or len(self._settled) >= EXECUTE_CALLS_MAX:
             self.flush()
@@ -169,11 +199,13 @@ class Link:
                 slots.append(slot)
         if settled:
             ends: list[SettledCall] = []
+            run_ns = 0
             while settled:
-                end, slot = settled.popleft()
+                end, slot, own_ns = settled.popleft()
                 ends.append(end)
                 slots.append(slot)
-            parts.append(encode_message(CallsSettled(CallsSettledPayload(ends))))
+                run_ns += own_ns
+            parts.append(encode_message(CallsSettled(CallsSettledPayload(ends, run_ns // 1_000))))
         self._send(parts[0] if len(parts) == 1 else b"".join(parts))
         if slots:
             self._marks.give_back(slots)
@@ -183,6 +215,51 @@ class Link:
             self._sock.sendall(data)
         except OSError as error:
             raise _closed(error) from error
+
+    # --- values ---------------------------------------------------------------------------------------------------
+
+    def is_for_arena(self, value: bytes) -> bool:
+        return self.arena is not None and len(value) > ARENA_VALUE_BYTES
+
+    def place(self, value: bytes) -> Placed:
+        """An encoded value as a message carries it. Waits for room in the arena if need be.
+
+        Raises `ArenaTooSmall` for one that the arena can never hold.
+        """
+        if not self.is_for_arena(value):
+            raw, sidecar = to_wire(value)
+            return Placed(raw, sidecar, None)
+        assert self.arena is not None
+        stored = self.arena.store(value)
+        while stored is None:
+            self.await_room()
+            stored = self.arena.store(value)
+        return Placed(NULL, None, stored)
+
+    def open_value(self, raw: Raw, sidecar: bytes | None, at: Stored | None) -> bytes | Packed:
+        """What a message carries, in memory of its own; its place in the arena is given back."""
+        if sidecar is None and at is None:
+            return bytes(raw)
+        from callyard.functions.packing import Packed, is_packed
+
+        if at is None:
+            return Packed.of(bytes(raw), sidecar or b"")
+        if self.arena is None:
+            raise ProtocolError("a value in the arena came to an executor that has none")
+        with self.arena.open(at) as view:
+            value = Packed.read(view) if is_packed(view) else bytes(view)
+        self.say_released(at)
+        return value
+
+    def say_released(self, at: Stored) -> None:
+        """A value of the worker's is needed no more."""
+        self.put(encode_message(ArenaReleased(ArenaReleasedPayload([at.grant]))))
+
+    def take_back(self, grants: Sequence[int]) -> None:
+        """The worker has read these values of ours."""
+        if self.arena is not None:
+            for grant in grants:
+                self.arena.release(grant)
 
     # --- the watch thread -----------------------------------------------------------------------------------------
 
@@ -208,6 +285,8 @@ class Link:
         """Close the descriptor by `close` (the real `os.close`): the link is the parent's alone."""
         self._frames.clear()
         self._settled.clear()
+        if self.arena is not None:
+            self.arena.close_in_child(close)
         close(self._sock.detach())
 
 

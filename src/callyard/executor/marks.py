@@ -2,7 +2,9 @@
 
 A file that the worker made, mapped shared: one native u64 per slot, holding the number of the call that began there
 last. A call takes a slot when it is received; the slot comes back only after the flush that sent the call's terminal
-frame, so a mark is never overwritten while its result is still here.
+frame, so a mark is never overwritten while its result is still here. At most half of the slots are out at once, and
+they are used in turn: between the end of a call and the next mark in its slot at least as many calls come here as the
+worker seats at once, so by then it has heard of that end (X88).
 
 The last u64 is no slot: it holds the number of the call whose code runs now. Where not even a heartbeat can leave,
 since C code holds the GIL, the worker finds there whose code it is (X38).
@@ -11,6 +13,7 @@ since C code holds the GIL, the worker finds there whose code it is (X38).
 from __future__ import annotations
 
 import os
+from collections import deque
 
 from callyard.errors import UsageError
 from callyard.ids import CallNumber
@@ -51,19 +54,21 @@ class MarkPage(Marks):
 
         try:
             size = os.fstat(fd).st_size
-            if size < 2 * MARK_BYTES or size % MARK_BYTES:
-                raise UsageError(f"--mark-fd {fd}: expected a file of 16 bytes or more, a multiple of 8, got {size}")
+            if size < 3 * MARK_BYTES or size % MARK_BYTES:
+                raise UsageError(f"--mark-fd {fd}: expected a file of 24 bytes or more, a multiple of 8, got {size}")
             self._map = mmap.mmap(fd, size, mmap.MAP_SHARED)
             _point_elsewhere(fd)
             os.close(fd)
         except OSError as error:
             raise UsageError(f"--mark-fd {fd}: {error}") from error
         self._page = memoryview(self._map).cast("Q")
-        self.slot_count = size // MARK_BYTES - 1
-        self._free = list(range(self.slot_count - 1, -1, -1))
+        self._places = size // MARK_BYTES - 1
+        self.slot_count = self._places // 2
+        self._free = deque(range(self._places))
+        self._kept_back = self._places - self.slot_count
 
     def take(self) -> int | None:
-        return self._free.pop() if self._free else None
+        return self._free.popleft() if len(self._free) > self._kept_back else None
 
     def give_back(self, slots: list[int]) -> None:
         self._free.extend(slots)
@@ -72,12 +77,12 @@ class MarkPage(Marks):
         self._page[slot] = number
 
     def set_running(self, number: CallNumber) -> None:
-        self._page[self.slot_count] = number
+        self._page[self._places] = number
 
     def close(self) -> None:
         self._page.release()
         self._map.close()
-        self._page = memoryview(bytearray((self.slot_count + 1) * MARK_BYTES)).cast("Q")  # what is written goes nowhere
+        self._page = memoryview(bytearray((self._places + 1) * MARK_BYTES)).cast("Q")  # what is written goes nowhere
 
 
 def _point_elsewhere(fd: int) -> None:

@@ -17,13 +17,13 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from msgspec import Raw
 
 from callyard.errors import CallError, ErrorKind, Outcome, ProtocolError, UsageError, fail
 from callyard.executor import budget
 from callyard.executor.contexts import Call, Context, this_greenlet
 from callyard.executor.link import Link
 from callyard.ids import RequestId
+from callyard.wire.arena import ArenaTooSmall
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import (
     CallWaiting,
@@ -37,6 +37,7 @@ from callyard.wire.messages import (
 
 if TYPE_CHECKING:
     from callyard.executor.hub import Hub
+    from callyard.functions.packing import Packed
 
 OPEN_MAX: Final = 1024
 """Most open requests of one call: more would be a protocol error to the worker (X66)."""
@@ -47,6 +48,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     io: IoRequest | None = None
     subcall: SubcallRequest | None = None
+    args: bytes = b""
+    """Of a subcall: the encoded arguments."""
     body: bytes | None = None
 
     @property
@@ -57,7 +60,7 @@ class Asked(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     """What the worker answered to one request."""
 
-    result: Raw
+    result: bytes | Packed
     body: bytes | None
     error: WireError | None
 
@@ -135,7 +138,8 @@ class Requests:
                 f"a call may wait for {OPEN_MAX} requests at once: {open_count} are open, {len(asked)} more were asked "
                 f"for. Await some of them first, or use call_many, which sends as many at a time as may be"
             )
-        frames = [self._encode(call, one) for one in asked]
+        self._check_room(asked)
+        frames = [None if self._link.is_for_arena(one.args) else self._encode(call, one) for one in asked]
         if own is None:
             own = self.by_call[call] = CallRequests()
         wait = Wait(call, len(asked))
@@ -143,25 +147,37 @@ class Requests:
             now = monotonic_ns()
             call.family.begin_free(now, self._hub.busy_at(now))
         own.waits.add(wait)
-        for index, (request_id, frame) in enumerate(frames):
-            self._open[request_id] = Request(wait, index, asked[index].kind)
+        for index, (one, encoded) in enumerate(zip(asked, frames, strict=True)):
+            # What goes by the arena waits for room there, so what came before it must be on its way.
+            request_id, frame = encoded or self._encode(call, one)
+            self._open[request_id] = Request(wait, index, one.kind)
             own.request_ids.add(request_id)
             self._link.put(frame)
         return wait
 
+    def _check_room(self, asked: Sequence[Asked]) -> None:
+        arena = self._link.arena
+        if arena is None:
+            return
+        for one in asked:
+            try:
+                arena.room.check(len(one.args))
+            except ArenaTooSmall as error:
+                raise _too_large(one, str(error), "arena_bytes_max") from None
+
     def _encode(self, call: Call, asked: Asked) -> tuple[RequestId, bytes]:
         self._number += 1
         request_id = RequestId(str(self._number))
-        payload = CallWaitingPayload(
-            asked.kind, call.payload.task_id, call.payload.attempt_seq, asked.io, asked.subcall
-        )
+        subcall, body = asked.subcall, asked.body
+        if subcall is not None:
+            placed = self._link.place(asked.args)
+            body = placed.sidecar
+            subcall = msgspec.structs.replace(subcall, args=placed.raw, args_at=placed.at)
+        payload = CallWaitingPayload(asked.kind, call.payload.task_id, call.payload.attempt_seq, asked.io, subcall)
         try:
-            return request_id, encode_message(CallWaiting(call.call_id, request_id, payload), asked.body)
+            return request_id, encode_message(CallWaiting(call.call_id, request_id, payload), body)
         except ProtocolError as error:
-            what = asked.subcall.function_id if asked.subcall is not None else f"{asked.io and asked.io.provider}"
-            raise CallError(
-                fail(ErrorKind.RESOURCE_LIMIT, f"{what}: {error}", outcome=Outcome.NOT_RUN, limit="frame_bytes")
-            ) from None
+            raise _too_large(asked, str(error), "frame_bytes") from None
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
@@ -219,17 +235,21 @@ class Requests:
         body = self._link.sidecars.pop(message.request_id, None)
         payload = message.payload
         request = self._open.get(message.request_id)
-        if request is None or request.kind is not payload.resume_kind:
+        if request is None or request.kind is not payload.resume_kind or not _is_from(message, request.wait.call):
+            if payload.result_at is not None:
+                self._link.say_released(payload.result_at)
             return False
         wait = request.wait
         call = wait.call
-        if call.call_id != message.call_id or call.payload.attempt_seq != payload.attempt_seq:
-            return False
         del self._open[message.request_id]
         own = self.by_call[call]
         own.request_ids.remove(message.request_id)
         call.wait_ns += payload.budget_used_ms * 1_000_000
-        wait.replies[request.index] = Reply(payload.result, body, payload.error)
+        if request.kind is WaitKind.SUBCALL:
+            result = self._link.open_value(payload.result, body, payload.result_at)
+            wait.replies[request.index] = Reply(result, None, payload.error)
+        else:
+            wait.replies[request.index] = Reply(bytes(payload.result), body, payload.error)
         wait.left -= 1
         if wait.left == 0:
             self._wake(wait)
@@ -262,3 +282,13 @@ class Requests:
         own = self.by_call.pop(call)
         for request_id in own.request_ids:
             del self._open[request_id]
+
+
+def _is_from(message: ResumeCall, call: Call) -> bool:
+    """Whether an answer is for this attempt of the call."""
+    return call.call_id == message.call_id and call.payload.attempt_seq == message.payload.attempt_seq
+
+
+def _too_large(asked: Asked, text: str, limit: str) -> CallError:
+    what = asked.subcall.function_id if asked.subcall is not None else f"{asked.io and asked.io.provider}"
+    return CallError(fail(ErrorKind.RESOURCE_LIMIT, f"{what}: {text}", outcome=Outcome.NOT_RUN, limit=limit))

@@ -22,7 +22,7 @@ from callyard.executor.seats import ancestry_of
 from callyard.functions.raised import clean_text, cut_text
 from callyard.ids import FunctionId
 from callyard.sdk import Answer, Arguments, IoReply
-from callyard.wire.messages import EMPTY, IoRequest, SubcallRequest, WireError
+from callyard.wire.messages import EMPTY, NULL, IoRequest, SubcallRequest, WireError
 
 if TYPE_CHECKING:
     from callyard.executor.hub import Hub
@@ -126,7 +126,7 @@ class ExecutorRuntime:
         return self._hub.requests.open(
             call,
             [
-                Asked(subcall=SubcallRequest(name, Raw(args), ancestry, grant_ms, batch.spread))
+                Asked(subcall=SubcallRequest(name, NULL, ancestry, grant_ms, batch.spread), args=args)
                 for _, args in batch.to_send[:OPEN_MAX]
             ],
         )
@@ -215,7 +215,8 @@ class Batch:
 def _to_io_reply(provider: str, operation: str, reply: Reply) -> IoReply:
     if reply.error is not None:
         raise CallError(_failure_of(reply.error, provider=provider, operation=operation))
-    return IoReply(bytes(reply.result), reply.body)
+    assert isinstance(reply.result, bytes)
+    return IoReply(reply.result, reply.body)
 
 
 def _failure_of(error: WireError, **whose: str) -> CallFailure:

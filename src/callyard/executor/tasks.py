@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from callyard.executor import budget
 from callyard.executor.budget import NEVER, RAISES_MAX, CallInterrupted
-from callyard.executor.contexts import FINISHED, QUARANTINE, RUNNING, Call, Context, Job, drive
+from callyard.executor.contexts import FINISHED, QUARANTINE, RUNNING, SLICE, Call, Context, Job, drive
 from callyard.executor.threads import TO_THREAD_PREFIX
 
 if TYPE_CHECKING:
@@ -185,6 +185,10 @@ class Steps(Coroutine[Any, Any, Any]):
         if outcome is QUARANTINE:
             loop.abandon(call)
             return NOTHING
+        if outcome is SLICE:
+            if call.stop is not None:
+                loop.press(call, later=is_root and call.raises > 0)
+            return None  # as a bare yield: its task is called again after the others
         if is_root:
             loop.root_waits(family)
         if call.stop is not None:
@@ -339,6 +343,11 @@ class Loop:
         steps = Steps(self, call, None, variables)
         call.family = Family(steps)
         steps.task = asyncio.Task(steps, loop=self._aio_loop, context=variables)
+
+    def has_others(self, call: Call) -> bool:
+        """Tasks that may want to go on, while this call runs: of other calls, or its own."""
+        own = call.family is not None
+        return len(self._calls) > own or (call.family is not None and len(call.family.children) > 0)
 
     def mark_begun(self, call: Call) -> None:
         assert call.family is not None

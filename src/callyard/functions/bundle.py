@@ -68,6 +68,11 @@ class Bundle:
         path = self.module.replace(".", "/")
         return self.files.get(f"{path}.py") or self.files.get(f"{path}/__init__.py", b"")
 
+    def has_module(self, module: str) -> bool:
+        """Whether a module of that dotted name is in it."""
+        path = module.replace(".", "/")
+        return any(f"{path}{end}" in self.files for end in (*_MODULE_SUFFIXES, f"/{INIT}"))
+
     def write_to(self, folder: Path) -> Path:
         """Write the files once to `folder/<digest>`, read-only, and return that path.
 

@@ -34,6 +34,7 @@ def as_function(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
     else:
         returns = inspect.Signature.empty
     wrapper.__name__ = wrapper.__qualname__ = name
+    wrapper.__module__ = getattr(found, "__module__", wrapper.__module__)
     wrapper.__doc__ = found.__doc__
     wrapper.__annotations__ = annotations
     wrapper.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)  # type: ignore[attr-defined]

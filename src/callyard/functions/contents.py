@@ -26,6 +26,7 @@ import msgspec
 
 from callyard.functions.encoding import ResultMisfit, check_size, encode_value, type_name
 from callyard.functions.function import Role
+from callyard.functions.packing import encode_crossing
 
 CONTENT_TAG: Final = "callyard.content"
 MESSAGES_TAG: Final = "callyard.messages"
@@ -330,16 +331,34 @@ def read_returned(output: bytes | msgspec.Raw) -> Any:
 # --- encoding -------------------------------------------------------------------------------------------------------
 
 
-def encode_result(value: object, bytes_max: int, role: Role = "tool", mime_type: str = "") -> bytes:
-    """The result of a function as JSON. `mime_type`: of a resource, as it was declared. Raises `ResultMisfit`."""
+NO_LIMIT: Final = 1 << 62
+
+
+def encode_result(
+    value: object,
+    bytes_max: int,
+    role: Role = "tool",
+    mime_type: str = "",
+    *,
+    nan_null: bool = False,
+    binary: bool = False,
+) -> bytes:
+    """The result of a function as JSON; with `binary` what is binary in it may stand beside it (`packing`).
+
+    `mime_type`: of a resource, as it was declared. `nan_null`: NaN and infinities are null. Raises `ResultMisfit`.
+    """
+    encode = encode_crossing if binary else encode_value
+    contents: object = None
     if role == "prompt":
-        value = {MESSAGES_TAG: _to_messages(value)}
+        contents = {MESSAGES_TAG: _to_messages(value)}
     elif role == "resource":
-        value = None if value is None else {CONTENT_TAG: _to_resource(value, mime_type)}
+        contents = None if value is None else {CONTENT_TAG: _to_resource(value, mime_type)}
     elif type(value) not in _PLAIN:
         blocks = _find_contents(value)
-        value = value if blocks is None else {CONTENT_TAG: blocks}
-    return check_size(encode_value(value), bytes_max)
+        contents = None if blocks is None else {CONTENT_TAG: blocks}
+    if contents is not None:  # JSON for whoever reads them
+        value, encode = contents, encode_value
+    return check_size(encode(value, nan_null=nan_null), bytes_max)
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None), dict})

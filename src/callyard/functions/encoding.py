@@ -3,7 +3,8 @@
 msgspec encodes; this module adds the types it does not know (pydantic models, numpy, paths, subclasses) and refuses
 what JSON cannot hold, with a JSON Pointer to the place: NaN and infinities (msgspec alone writes null), lone
 surrogates, cycles, more than `LEVELS_MAX` levels, keys that are neither text nor number. Keys that msgspec writes as
-text (dates, UUIDs, enums of text) are taken. Source: tool-dispatch D26.
+text (dates, UUIDs, enums of text) are taken. An array is lists, a table its rows; where both ends are Python they
+travel as they are instead (`packing`). Source: tool-dispatch D26.
 
 The fast path looks only at the bytes; the value itself is walked when they leave a doubt (a `null`, many brackets) or
 when the encoder refused, to find the place. numpy and pydantic are used when the user's code has loaded them, never
@@ -18,6 +19,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import functools
 import inspect
 import itertools
 import math
@@ -25,12 +27,13 @@ import pathlib
 import re
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from callyard.errors import CallyardError
+from callyard.functions import foreign
 
 LEVELS_MAX: Final = 512
 _TEXT_SHOWN: Final = 60
@@ -41,6 +44,7 @@ _NATIVE_LEAVES: Final = (
     *(bytes, bytearray, memoryview, decimal.Decimal, uuid.UUID, msgspec.Raw),
     *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
 )
+_SETLESS: Final = frozenset({*_PLAIN, float, *_NATIVE_LEAVES})
 _NATIVE_KEYS: Final = (str, int, float, bytes, decimal.Decimal, enum.Enum, uuid.UUID, *_NATIVE_LEAVES[-4:])
 
 
@@ -57,14 +61,46 @@ class _Unsupported(Exception):
     """The encoder met a type it has no JSON for; caught in this module."""
 
 
-def encode_value(value: object) -> bytes:
-    """JSON of any supported value, dictionaries in their own order. Raises `ResultMisfit`."""
-    return _encode(_ENCODER, value)
+class Lifted:
+    """An array or a table, as `to_plain` leaves it. No Struct: msgspec would look into it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
-def encode_canonical(value: object) -> bytes:
-    """JSON in which equal values are equal bytes: keys and sets are sorted. Raises `ResultMisfit`. Source: X15."""
-    return _encode(_CANONICAL, value)
+def encode_value(value: object, *, nan_null: bool = False) -> bytes:
+    """JSON of any supported value, dictionaries in their own order. `nan_null`: NaN and infinities are null.
+
+    Sets are sorted: their own order differs from process to process (call-execution X88). Raises `ResultMisfit`.
+    """
+    output = _encode(_ENCODER, value, nan_null)
+    if b"[" not in output or not _holds_set(value):
+        return output
+    try:
+        return _ENCODER.encode(_with_sorted_sets(value))
+    except RecursionError:
+        return _SORTED.encode(value)
+
+
+def encode_canonical(value: object, *, nan_null: bool = False) -> bytes:
+    """JSON of arguments, in which equal values are equal bytes: keys and sets are sorted. Models are by their aliases,
+    by which they are read. Raises `ResultMisfit`. Source: X15."""
+    return _encode(_CANONICAL, value, nan_null)
+
+
+def to_plain(value: object, *, canonical: bool) -> Any:
+    """What the encoders see of a value, as dicts, lists and leaves, but with bytes as they are and each array and
+    table as a `Lifted`. Raises what the encoders raise: `explain_refusal` makes a `ResultMisfit` of it."""
+    order: Literal["deterministic"] | None = "deterministic" if canonical else None
+    return msgspec.to_builtins(
+        value,
+        builtin_types=(bytes, bytearray, memoryview, Lifted),
+        enc_hook=_to_liftable_argument if canonical else _to_liftable,
+        str_keys=True,
+        order=order,
+    )
 
 
 def encode_table_row(row: Mapping[str, object]) -> bytes:
@@ -74,7 +110,7 @@ def encode_table_row(row: Mapping[str, object]) -> bytes:
     except MemoryError:
         raise
     except Exception as error:
-        raise _explain(row, error) from error
+        raise explain_refusal(row, error) from error
 
 
 def check_size(output: bytes, bytes_max: int) -> bytes:
@@ -168,7 +204,7 @@ def find_non_finite(value: object) -> str | None:
     elif isinstance(value, list | tuple | set | frozenset):
         parts = enumerate(value)
     else:
-        parts = _attributes(value)
+        parts = named_parts(value)
     for token, part in parts:
         if type(part) in _PLAIN:
             continue
@@ -178,14 +214,14 @@ def find_non_finite(value: object) -> str | None:
     return None
 
 
-def _encode(encoder: msgspec.json.Encoder, value: object) -> bytes:
+def _encode(encoder: msgspec.json.Encoder, value: object, nan_null: bool) -> bytes:
     try:
         output = encoder.encode(value)
     except MemoryError:
         raise
     except Exception as error:
-        raise _explain(value, error) from error
-    if b"null" in output and value is not None and _may_hold_non_finite(value):
+        raise explain_refusal(value, error) from error
+    if not nan_null and b"null" in output and value is not None and _may_hold_non_finite(value):
         misfit = find_misfit(value)
         if misfit is not None:
             raise misfit
@@ -194,7 +230,8 @@ def _encode(encoder: msgspec.json.Encoder, value: object) -> bytes:
     return output
 
 
-def _explain(value: object, error: Exception) -> ResultMisfit:
+def explain_refusal(value: object, error: Exception) -> ResultMisfit:
+    """Where and why an encoder refused `value`, having raised `error`."""
     try:
         misfit = find_misfit(value)
     except Exception as second:  # noqa: BLE001 - code of the value itself: a property, a serializer
@@ -203,7 +240,12 @@ def _explain(value: object, error: Exception) -> ResultMisfit:
     return misfit or _misfit(f"encoding it raised {type(error).__name__}: {_safe_text(error)}", [], value)
 
 
-def _misfit(problem: str, tokens: list[str | int | None], value: object) -> ResultMisfit:
+def misfit_at(problem: str, at: Iterable[str | int], value: object) -> ResultMisfit:
+    """The misfit of one value within another."""
+    return _misfit(problem, [*at], value)
+
+
+def _misfit(problem: str, tokens: Sequence[str | int | None], value: object) -> ResultMisfit:
     pointer = "".join(f"/{escape_token(token)}" for token in tokens if token is not None)
     message = f"{pointer}: {problem}" if pointer else problem
     return ResultMisfit(message, {"pointer": pointer, "type": type_name(value)})
@@ -233,7 +275,7 @@ def _children(value: Any) -> Iterator[tuple[str | int | None, object]] | None:
         names = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
         return iter([(shown, getattr(value, name)) for shown, name in names])
     if dataclasses.is_dataclass(value) or hasattr(kind, "__attrs_attrs__"):
-        return iter(list(_attributes(value)))
+        return iter(list(named_parts(value)))
     return iter([(None, _to_encodable(value))])
 
 
@@ -260,8 +302,8 @@ def _check_text(text: str) -> None:
         ) from error
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, object]]:
-    """Named parts of a dataclass, Struct, model or attrs object."""
+def named_parts(value: Any) -> Iterator[tuple[str, object]]:
+    """Fields of a dataclass, Struct, model or attrs object; none of anything else."""
     names = getattr(type(value), "__struct_fields__", None)
     if names is None and dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
@@ -272,6 +314,48 @@ def _attributes(value: Any) -> Iterator[tuple[str, object]]:
     for name in names or ():
         if hasattr(value, name):
             yield name, getattr(value, name)
+
+
+def _holds_set(value: object) -> bool:
+    """Of a value that has JSON, so that it ends. No recursion: it may be as deep as JSON may."""
+    left = [value]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        parts: Iterable[object]
+        if kind is dict:
+            parts = cast(dict[object, object], value).values()
+        elif kind is list or kind is tuple:
+            parts = cast(list[object], value)
+        elif kind in _SETLESS:
+            continue
+        elif isinstance(value, collections.abc.Set):
+            return True
+        elif isinstance(value, Mapping):
+            parts = value.values()
+        elif isinstance(value, list | tuple):
+            parts = value
+        else:
+            parts = [part for _, part in named_parts(value)]
+        if not _SETLESS.issuperset(map(type, parts)):
+            left += parts
+    return False
+
+
+def _with_sorted_sets(value: object) -> object:
+    """The same for the encoder. What holds a set and is no plain container becomes its canonical JSON."""
+    if not _holds_set(value):
+        return value
+    if type(value) is dict:
+        return {key: _with_sorted_sets(part) for key, part in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return [_with_sorted_sets(part) for part in value]
+    try:
+        return msgspec.Raw(_SORTED.encode(value))
+    except TypeError:  # parts that have no order of their own, such as None beside True
+        if not isinstance(value, collections.abc.Set):
+            return value
+        return list(map(msgspec.Raw, sorted(map(_ENCODER.encode, value))))
 
 
 def _may_hold_non_finite(value: Any) -> bool:
@@ -305,6 +389,18 @@ def _may_hold_non_finite(value: Any) -> bool:
     return False
 
 
+def _to_liftable(value: Any) -> Any:
+    """The hook of `to_plain`."""
+    if foreign.library_of(value) is not None:
+        return Lifted(value)
+    return bytes(value) if isinstance(value, bytes) else _to_encodable(value)
+
+
+def _to_liftable_argument(value: Any) -> Any:
+    """The same for arguments."""
+    return _to_argument(value) if is_model(value) else _to_liftable(value)
+
+
 _NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _JSON_TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _STEP_BY_BYTE: Final = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
@@ -322,6 +418,12 @@ def _to_encodable(value: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
         return _numpy_to_encodable(numpy, value)
+    library = foreign.library_of(value)
+    if library is not None:
+        try:
+            return foreign.frame_rows(value, library)
+        except foreign.NotCrossing as error:
+            raise _Unsupported(str(error)) from error
     if isinstance(value, str):
         return str.__str__(value)
     for plain in _SUBCLASSED:
@@ -331,7 +433,7 @@ def _to_encodable(value: Any) -> Any:
         return datetime.timedelta(days=value.days, seconds=value.seconds, microseconds=value.microseconds)
     if isinstance(value, pathlib.PurePath | uuid.UUID):
         return str(value)
-    if hasattr(kind, "__pydantic_serializer__") and hasattr(kind, "model_dump"):
+    if is_model(value):
         return value.model_dump()
     if isinstance(value, collections.abc.Mapping):
         return dict(value)
@@ -343,6 +445,34 @@ def _to_encodable(value: Any) -> Any:
     if not advice:
         return _by_pydantic(value)
     raise _Unsupported(f"{type_name(value)} has no JSON form: {advice}")
+
+
+def is_model(value: object) -> bool:
+    """Whether it is a pydantic model."""
+    return hasattr(type(value), "__pydantic_serializer__") and hasattr(type(value), "model_dump")
+
+
+def _to_argument(value: Any) -> Any:
+    """The hook for arguments: a model leaves as it is read, by its aliases; a result by the names of its fields."""
+    kind: Any = type(value)
+    return value.model_dump(by_alias=_is_read_by_alias(kind)) if is_model(value) else _to_encodable(value)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _is_read_by_alias(kind: Any) -> bool:
+    """Not where a field, of the model or of one in it, is written by another name than it is read."""
+    left, has_alias = [getattr(kind, "__pydantic_core_schema__", None)], False
+    while left:
+        node = left.pop()
+        if isinstance(node, Mapping):
+            written, read = node.get("serialization_alias"), node.get("validation_alias")
+            if written != read:
+                return False
+            has_alias = has_alias or written is not None
+            left += node.values()
+        elif isinstance(node, list | tuple):
+            left += node
+    return has_alias
 
 
 _NEVER_KEYS: Final = (bool, type(None), tuple, frozenset)
@@ -365,8 +495,8 @@ def _advice(value: object) -> str:
         return "raise it, or use its text, instead"
     if callable(value):
         return "call it and use what it gives"
-    if type(value).__name__ in {"DataFrame", "Series"}:
-        return "use plain rows instead, such as frame.to_dict('records') or series.tolist()"
+    if type(value).__name__ in {"LazyFrame", "DataFrame", "Series", "ChunkedArray", "RecordBatch"}:
+        return "use a DataFrame, a pyarrow.Table or a list instead, such as lazy.collect() or series.to_list()"
     if type(value).__name__ == "NAType":
         return "use None instead"
     return ""
@@ -417,4 +547,5 @@ def _shorten(text: str, limit: int = _TEXT_SHOWN) -> str:
 
 
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=_to_encodable)
-_CANONICAL: Final = msgspec.json.Encoder(enc_hook=_to_encodable, order="deterministic")
+_SORTED: Final = msgspec.json.Encoder(enc_hook=_to_encodable, order="deterministic")
+_CANONICAL: Final = msgspec.json.Encoder(enc_hook=_to_argument, order="deterministic")

@@ -25,6 +25,8 @@ Isolation = Literal["executor", "inline", "thread"]
 ISOLATIONS: Final[tuple[str, ...]] = get_args(Isolation)
 OnAbandon = Literal["cancel", "finish"]
 OnDisconnect = Literal["stop", "finish"]
+Nan = Literal["refuse", "null"]
+"""What NaN and infinities in a result, or in arguments, become: a failure, or null."""
 Role = Literal["tool", "prompt", "resource", "completer"]
 """What a function is for. A completer is what a `complete=` names and no role of its own: it suggests values."""
 MILLISECONDS_MAX: Final = 30 * 24 * 3_600_000
@@ -41,6 +43,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "isolation": ISOLATIONS,
     "on_abandon": get_args(OnAbandon),
     "on_disconnect": get_args(OnDisconnect),
+    "nan": get_args(Nan),
 }
 _SWITCHES: Final = ("idempotent", "pure", "read_only", "exclusive", "preempt")
 _TAGS_MAX: Final = 32
@@ -82,6 +85,8 @@ class Promises(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     on_disconnect: OnDisconnect | None = None
     """What becomes of a begun call whose caller's connection is lost. None: `stop` when it is idempotent, else `finish`
     (D56)."""
+    nan: Nan = "refuse"
+    """NaN and infinities in a result: a failure (kind `result`), or null. Arrays and tables keep theirs (D26)."""
     rate: str | None = None
     """So many calls in so much time, per tenant: `10/s`, `100/m`. What is over it waits."""
     tags: tuple[str, ...] = ()
@@ -155,6 +160,7 @@ class PromiseArguments(TypedDict, total=False):
     retry: RetryPolicy | None
     on_abandon: OnAbandon | None
     on_disconnect: OnDisconnect | None
+    nan: Nan
     rate: str | None
     tags: tuple[str, ...]
 

@@ -14,6 +14,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -55,6 +56,17 @@ class LoadFailure(Exception):
     def __init__(self, error: WireError) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """In this block user code is imported, which is not to start Callyard."""
+    global _importing
+    before, _importing = _importing, True
+    try:
+        yield
+    finally:
+        _importing = before
 
 
 def refuse_while_importing() -> None:
@@ -190,6 +202,8 @@ class LoadedBundle:
                 mime_type=invocable.declared.mime_type,
                 completions=msgspec.Raw(msgspec.json.encode(invocable.completions(self.find_name))),
                 own_schema=invocable.declared.input_schema is not None,
+                binary=invocable.may_return_binary,
+                defined=f"{invocable.target.__module__}:{invocable.target.__qualname__}",
             )
         except UnfitSignature as error:
             raise self._unfit(name, error) from error
@@ -214,7 +228,6 @@ def load_bundle(path: str | Path, module: str) -> LoadedBundle:
 
     An executor serves one bundle for its life: nothing is put back.
     """
-    global _importing
     folder = Path(path).absolute()
     top = module.partition(".")[0]
     taken = sys.modules.get(top)
@@ -224,13 +237,11 @@ def load_bundle(path: str | Path, module: str) -> LoadedBundle:
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True  # the folder is read-only, and shared with other executors
     importlib.invalidate_caches()
-    _importing = True
     try:
-        imported = importlib.import_module(module)
+        with importing():
+            imported = importlib.import_module(module)
     except BaseException as error:
         raise _explain(folder, error) from error
-    finally:
-        _importing = False
     if not _is_inside(folder, getattr(imported, "__file__", None)):
         where = next(iter(_places(imported)), "Python itself")
         raise _failure(ErrorKind.INTERNAL, f"the module name {module!r} is taken by {where}: rename the file or folder")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jiter
@@ -57,7 +57,8 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "time_delta_type": "a duration",
     "uuid_type": "a UUID",
     "uuid_parsing": "a UUID",
-    "bytes_type": "text",
+    "bytes_type": "base64 text",
+    "bytes_invalid_encoding": "base64 text",
 }
 _STRUCT_WORDS: Final[Mapping[str, str]] = {
     "int": "an integer",
@@ -74,7 +75,7 @@ _MISSING: Final = frozenset(
     }
 )
 _UNKNOWN: Final = frozenset({"unexpected_keyword_argument", "extra_forbidden"})
-_WITHOUT_VALUE: Final = frozenset({"value_error", "assertion_error"})
+_WITHOUT_VALUE: Final = frozenset({"value_error", "assertion_error", "crossing"})
 _ANY_VALUE: Final = "a value"
 _KEYWORDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(_MISSING, "required"),
@@ -101,7 +102,8 @@ _KEYWORDS: Final[Mapping[str, str]] = {
     "union_tag_invalid": "oneOf",
     "union_tag_not_found": "oneOf",
     "struct": "type",
-    **dict.fromkeys(_WITHOUT_VALUE, "validator"),
+    **dict.fromkeys(("value_error", "assertion_error"), "validator"),
+    "crossing": "type",
 }
 """Pydantic's kinds by the keyword of JSON Schema that says the same. The others keep their own name."""
 
@@ -227,6 +229,13 @@ def combine(problems: list[Problem], *, complete: bool = True) -> ArgumentsMisfi
         message += "; there may be more"
         details["errors_complete"] = False
     return ArgumentsMisfit(message, details)
+
+
+def retell(error: ArgumentsMisfit, tell: Callable[[str], str]) -> ArgumentsMisfit:
+    """The same misfit with its texts as `tell` says them."""
+    problems = [Problem(one.pointer, one.keyword, tell(one.message), tell(one.expected)) for one in error.problems]
+    told = combine(problems)
+    return ArgumentsMisfit(told.message, {**error.details, "errors": told.details["errors"]})
 
 
 def _take_arity(

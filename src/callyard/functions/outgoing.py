@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 import typing_extensions
-from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaValidator, ValidationError
 
 from callyard.errors import CallError, ErrorKind, UsageError, fail
 from callyard.functions.contents import read_returned
+from callyard.functions.crossing_types import build_core, make_validator
 from callyard.functions.encoding import ResultMisfit, encode_canonical
+from callyard.functions.packing import NotReadable, Packed, Tokens, encode_crossing, is_packed
 from callyard.functions.signature import Invocable
 from callyard.functions.signature_text import format_annotation
 from callyard.functions.type_hooks import prepare_types
@@ -44,26 +44,39 @@ class Outgoing:
         self._invocable = invocable
         self._typed = typed
 
-    def encode_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, lenient: bool = False) -> bytes:
-        """JSON of the arguments of one call. Raises `CallError` (schema) for what JSON cannot hold.
+    def encode_call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        lenient: bool = False,
+        binary: bool = True,
+        nan_null: bool = False,
+    ) -> bytes:
+        """The arguments of one call, encoded. Raises `CallError` (schema) for what JSON cannot hold.
 
         Arguments that do not fit the signature are a `TypeError`, as from the function itself. `lenient`: they are
-        sent as they are, for the called side to refuse; so rows are, and what is called by name.
+        sent as they are, for the called side to refuse; so rows are, and what is called by name. `binary`: what is
+        binary may stand beside the JSON (`packing`). `nan_null`: NaN and infinities are null.
         """
         try:
-            return self._encode(args, kwargs, lenient=lenient or not self._typed)
+            value = self._arrange(args, kwargs, lenient=lenient or not self._typed)
+            if binary:
+                return encode_crossing(value, canonical=True, nan_null=nan_null)
+            return encode_canonical(value, nan_null=nan_null)
         except ResultMisfit as error:
             message = f"arguments of {self.name}: {error.message}"
             raise CallError(fail(ErrorKind.SCHEMA, message, function=self.name, **error.details)) from None
 
-    def _encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, lenient: bool) -> bytes:
+    def _arrange(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, lenient: bool) -> Any:
+        """The arguments by name where that says all, else by position."""
         if self._invocable is None:
-            return encode_canonical(args or kwargs)
+            return args or kwargs
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             if lenient:  # one of the two is empty
-                return encode_canonical(args or kwargs)
+                return args or kwargs
             raise TypeError(f"{self.name}() {error}") from None
         by_name: dict[str, Any] = {}
         for name, value in bound.arguments.items():
@@ -71,12 +84,12 @@ class Outgoing:
             if kind is inspect.Parameter.VAR_POSITIONAL and value:
                 if bound.kwargs:
                     raise UsageError(f"{self.name}: *{name} and arguments by name cannot both be sent as JSON")
-                return encode_canonical(bound.args)
+                return bound.args
             if kind is inspect.Parameter.VAR_KEYWORD:
                 by_name.update(value)
             elif kind not in _EXTRA_KINDS:
                 by_name[name] = value
-        return encode_canonical(by_name)
+        return by_name
 
     def read_row(self, row: Any) -> Arguments:
         """What a row stands for as arguments.
@@ -86,21 +99,34 @@ class Outgoing:
         """
         return read_row(row, None if self._invocable is None else self._invocable.row_parameter)
 
-    def decode(self, raw: bytes | msgspec.Raw) -> Any:
+    def decode(self, value: bytes | msgspec.Raw | Packed) -> Any:
         """What the function returned. Raises `CallError` (result) when that is not what its annotation says."""
-        if self._typed and (returned := read_returned(raw)) is not None:
-            return returned
-        validator = self._validator
-        if validator is None:
-            return msgspec.json.decode(raw)
+        core = self._core
         try:
-            return validator.validate_json(bytes(raw), strict=True)
+            if type(value) is bytes and is_packed(value):
+                value = Packed.read(value)
+            if isinstance(value, Packed):
+                if core is None:
+                    return value.decode()
+                tokens = Tokens(value)
+                return self._packed_validator.validate_json(
+                    tokens.json, strict=True, context=tokens, by_alias=True, by_name=True
+                )
+            if self._typed and (returned := read_returned(value)) is not None:
+                return returned
+            if core is None:
+                return msgspec.json.decode(value)
+            # models leave by the names of their fields, which their aliases may hide
+            return self._validator.validate_json(bytes(value), strict=True, by_alias=True, by_name=True)
+        except NotReadable as error:
+            text = f"the result of {self.name} cannot be read: {error}"
+            raise CallError(fail(ErrorKind.RESULT, text, attempts=1, function=self.name)) from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             pointer = "".join(f"/{part}" for part in first["loc"])
             message = (
                 f"the result of {self.name} is not what its annotation -> {self._annotation_text} says: "
-                f"{pointer + ': ' if pointer else ''}{first['msg']}; call({self.name!r}, …) gives it as plain JSON"
+                f"{pointer + ': ' if pointer else ''}{first['msg']}; call({self.name!r}, …) gives it as it came"
             )
             raise CallError(fail(ErrorKind.RESULT, message, attempts=1, function=self.name, pointer=pointer)) from None
 
@@ -114,8 +140,16 @@ class Outgoing:
         return format_annotation(self._signature.return_annotation)
 
     @functools.cached_property
-    def _validator(self) -> SchemaValidator | None:
-        """None: results are taken as plain JSON values, since there is no annotation, or none that JSON can reach."""
+    def _validator(self) -> SchemaValidator:
+        return make_validator(self._core)
+
+    @functools.cached_property
+    def _packed_validator(self) -> SchemaValidator:
+        return make_validator(self._core, packed=True)
+
+    @functools.cached_property
+    def _core(self) -> dict[str, Any] | None:
+        """None: results are taken as they came, since there is no annotation, or none that JSON can reach."""
         if self._invocable is None or not self._typed:
             return None
         try:
@@ -124,9 +158,7 @@ class Outgoing:
             if annotation in _PLAIN:
                 return None
             prepare_types([annotation])
-            adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-            # Bytes leave as base64 (`encoding`), which is not how pydantic reads them unless told.
-            return SchemaValidator(typing.cast(Any, adapter.core_schema), {"val_json_bytes": "base64"})
+            return build_core(annotation)
         except (PydanticUserError, NameError, TypeError):
             return None
 

@@ -19,6 +19,7 @@ __all__ = [
     "EMPTY",
     "AskCallback",
     "AskRefused",
+    "AttemptFailed",
     "CallContext",
     "CallEventKind",
     "CallEventPayload",
@@ -42,6 +43,14 @@ class AskRefused(CallyardError):
         super().__init__(message)
         self.kind = kind
         self.retryable = retryable
+
+
+class AttemptFailed(CallyardError):
+    """Raised by a handler that stands for a tool elsewhere: how its attempt ended, `attempts` 0 if it never began."""
+
+    def __init__(self, failure: CallFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 def nobody_to_ask(kind: str) -> AskRefused:

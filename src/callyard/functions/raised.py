@@ -7,6 +7,7 @@ Source: tool-dispatch D24, D38; call-execution X56, X57.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +22,7 @@ STACK_HEAD_BYTES: Final = 4 * 1024
 LEAVES_LISTED_MAX: Final = 20
 OWN_FILES: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """Code below this folder is never shown in a stack."""
+_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+\b")
 _REAL_NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 
 
@@ -77,7 +79,7 @@ def name_of(error: BaseException) -> str:
 def text_of(error: BaseException) -> str:
     """`str(error)`, which is user code and may raise, or return what is no text."""
     try:
-        return clean_text(str(error))
+        return clean_text(_ADDRESS.sub(" at 0x…", str(error)))  # the same in every process (call-execution X88)
     except BaseException as second:  # noqa: BLE001 - contained (X57)
         return f"<its __str__ raised {name_of(second)}>"
 

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ import msgspec
 
 from callyard.errors import ProtocolError, UsageError
 from callyard.functions.bundle import Bundle
+from callyard.functions.calling import explain_no_function, explain_stranger, find_home
 from callyard.functions.checking import (
     CheckedArguments,
     Checker,
@@ -61,6 +63,7 @@ from callyard.wire.messages import DescribedFunction, DescribedPayload
 
 if TYPE_CHECKING:
     from callyard.functions.json_schema import JsonSchema
+    from callyard.functions.outgoing import Outgoing
 
 FUNCTIONS_MAX: Final = 10_000
 """Most functions of one registry."""
@@ -106,6 +109,10 @@ class FunctionSpec(msgspec.Struct, frozen=True, dict=True):
     """How arguments of a prompt or a template are completed, by parameter."""
     own_schema: bool = False
     """`input_schema` is the author's own; else it shows the signature."""
+    binary: bool = False
+    """Its results may hold bytes, arrays or tables."""
+    defined: str = ""
+    """`module:qualified name` of its definition inside the bundle; empty: a tool of this process."""
 
     @property
     def handler(self) -> LocalHandler | None:
@@ -216,6 +223,8 @@ class Registry:
         """Distributions outside the bundle that it imports."""
         self.is_described = False
         self._specs: dict[str, FunctionSpec] = {}
+        self._outgoing: dict[object, Outgoing] = {}
+        """By function object, those that were called so; anew with each change of the functions."""
 
     @property
     def has_bundle(self) -> bool:
@@ -268,6 +277,7 @@ class Registry:
         self.installed_packages = other.installed_packages
         self.is_described = other.is_described
         self._specs = dict(other._specs)
+        self._outgoing.clear()
 
     @classmethod
     def from_description(cls, bundle: Bundle, described: DescribedPayload) -> Self:
@@ -325,6 +335,7 @@ class Registry:
         if len(self._specs) >= FUNCTIONS_MAX and spec.name not in self._specs:
             raise UsageError(f"a registry holds at most {FUNCTIONS_MAX} functions")
         self._specs[spec.name] = spec
+        self._outgoing.clear()
 
     # --- tools of this process --------------------------------------------------------------------------------------
 
@@ -606,6 +617,48 @@ class Registry:
             )
         raise UnknownFunction(f"no function {name!r} in {self.bundle.name}; {self._suggest(name)}")
 
+    def outgoing(self, function: object) -> Outgoing:
+        """How this process, which has imported it, calls one of these functions by its object.
+
+        A described function is found by where it is defined, whatever its module is called here. Raises `UsageError`
+        for what is none of them, with what to do, and `UnfitSignature`.
+        """
+        plain = function.target if isinstance(function, Function) else function
+        if not inspect.isroutine(plain) and not isinstance(plain, type):
+            raise UsageError(explain_no_function(plain))
+        found = self._outgoing.get(function)
+        if found is None:
+            found = self._outgoing[function] = self._make_outgoing(function, plain)
+        return found
+
+    def _make_outgoing(self, function: object, plain: Callable[..., Any]) -> Outgoing:
+        from callyard.functions.callables import as_function  # and pydantic: not for those who call by name
+        from callyard.functions.outgoing import Outgoing
+        from callyard.functions.signature import Invocable
+
+        declared = function.declared if isinstance(function, Function) else TOOL
+        for spec in self._specs.values():
+            if spec.handler is not None and spec.handler.target == plain:
+                if spec.handler.invocable is None:
+                    raise UsageError(f"tool {spec.name!r} has a schema and no signature: call it by its name")
+                return Outgoing(spec.name, spec.handler.invocable, typed=True)
+        home = find_home(plain, None if self.target is None else self.target.root, self._bundle)
+        found = [spec for spec in self._specs.values() if spec.handler is None and spec.defined == home]
+        if len(found) > 1:  # one function under several names, or what a decorator without functools.wraps made
+            here = vars(sys.modules.get(plain.__module__, object))
+            found = [spec for spec in found if here.get(spec.name) is function] or found
+        if not found:
+            raise UsageError(explain_stranger(plain, home, self._bundle, self.names()))
+        if len(found) > 1:
+            names = " and ".join(spec.name for spec in found)
+            raise UsageError(
+                f"{names} are all defined as {home.partition(':')[2]}, so that the object does not tell which is "
+                "meant: call it by its name, or use functools.wraps in its decorator"
+            )
+        spec = found[0]
+        invocable = Invocable(spec.name, as_function(spec.name, plain), spec.promises, declared)
+        return Outgoing(spec.name, invocable, typed=True)
+
     def find_resource(self, uri: str) -> tuple[FunctionSpec, dict[str, str]] | None:
         """The resource at `uri` and the arguments to read it with: one of just that URI, else the first template."""
         found: tuple[FunctionSpec, dict[str, str]] | None = None
@@ -642,10 +695,10 @@ class Registry:
             return reason
         if not self._specs:
             return "the registry is empty"
-        close = difflib.get_close_matches(name, self._specs, n=3)
+        known = [spec.name for spec in self if spec.role == "tool"] or self.names()
+        close = difflib.get_close_matches(name, known, n=3)
         if close:
             return f"did you mean {' or '.join(repr(other) for other in close)}?"
-        known = list(self._specs)
         more = f" and {len(known) - 10} more" if len(known) > 10 else ""
         return f"there are: {', '.join(known[:10])}{more}"
 
@@ -681,6 +734,8 @@ class Registry:
             mime_type=function.mime_type,
             completions=completions,
             own_schema=function.own_schema,
+            binary=function.binary,
+            defined=function.defined,
         )
 
 

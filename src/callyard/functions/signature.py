@@ -19,22 +19,25 @@ from typing import TYPE_CHECKING, Any, Final, is_typeddict
 
 import msgspec
 import typing_extensions
-from pydantic import BaseModel, RootModel, TypeAdapter
+from pydantic import BaseModel, RootModel
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic_core import SchemaValidator, ValidationError
 
 from callyard.errors import CallyardError
 from callyard.functions.cells import Columns, may_hold_non_finite
 from callyard.functions.completion import Completion, build_completions
-from callyard.functions.contents import encode_result
+from callyard.functions.contents import NO_LIMIT, encode_result
+from callyard.functions.crossing_types import build_core, make_validator, may_hold_binary
 from callyard.functions.docstrings import read_docstring
 from callyard.functions.encoding import ResultMisfit
 from callyard.functions.function import NO_PROMISES, RESULT_BYTES_MAX, TOOL, Declared, Promises
-from callyard.functions.misfits import ArgumentsMisfit, Parameters, explain, raised_in_check
+from callyard.functions.misfits import ArgumentsMisfit, Parameters, explain, misfit, raised_in_check, retell
+from callyard.functions.packing import NotReadable, Packed, Tokens
 from callyard.functions.signature_schema import QuietJsonSchema, runs_user_code
 from callyard.functions.signature_text import format_annotation, format_signature
 from callyard.functions.strict_json import check_json, decode_json, refuse_non_finite
 from callyard.functions.type_hooks import TEXT_CELLS, prepare_types
+from callyard.wire.messages import ResultForm
 
 if TYPE_CHECKING:
     from callyard.functions.json_schema import JsonSchema
@@ -57,7 +60,7 @@ class _Reader:
 
     def __init__(self, core: dict[str, Any], definitions: list[Any], keys_sure: int, parameters: Parameters) -> None:
         self.core = {"type": "definitions", "schema": core, "definitions": definitions} if definitions else core
-        self._validator = SchemaValidator(typing.cast(Any, self.core))
+        self._validator = make_validator(self.core)
         self.read_sure: Callable[[bytes], Any] = functools.partial(self._validator.validate_json, strict=True)
         """`read` for JSON that holds a few plain values and no key twice: nothing needs a second look. Raises
         pydantic's own error."""
@@ -96,6 +99,29 @@ class _Reader:
             refuse_non_finite(value)
         return value
 
+    def read_packed(self, packed: Packed) -> Any:
+        """As `read`, of JSON with binary parts."""
+        may_overflow = check_json(packed.value, self._keys_sure)
+        try:
+            tokens = Tokens(packed)
+        except NotReadable as error:
+            raise misfit(str(error), "type") from error
+        try:
+            value = self._packed_validator.validate_json(tokens.json, strict=True, context=tokens)
+        except ValidationError as error:
+            raise retell(explain(error, tokens.json, self._parameters), tokens.describe) from None
+        except MemoryError:
+            raise
+        except Exception as error:  # a validator or __post_init__ of the user's
+            raise raised_in_check(error) from error
+        if may_overflow:
+            refuse_non_finite(value)
+        return value
+
+    @functools.cached_property
+    def _packed_validator(self) -> SchemaValidator:
+        return make_validator(self.core, packed=True)
+
 
 class Invocable:
     """A function, ready to be called with JSON.
@@ -118,6 +144,7 @@ class Invocable:
         self.is_async = inspect.iscoroutinefunction(plain)
         self.line: int = self._plain.__code__.co_firstlineno
         self._result_bytes_max = promises.max_result_bytes or RESULT_BYTES_MAX
+        self._nan_null = promises.nan == "null"
         self._signature = inspect.signature(plain)
         self._hints = _resolve_hints(name, plain)
         prepare_types(self._hints.values())
@@ -142,6 +169,18 @@ class Invocable:
         """The type of its results where that is a plain one: no other says as much as its name does."""
         returned = self._hints.get("return")
         return returned if returned in (int, float, str, bool, type(None)) else None
+
+    @functools.cached_property
+    def may_return_binary(self) -> bool:
+        """Whether bytes, an array or a table may stand in its results, by its annotation."""
+        if self.takes_texts:
+            return False  # contents are JSON
+        if "return" not in self._hints:
+            return True
+        try:
+            return may_hold_binary(build_core(self._hints["return"]))
+        except (PydanticUserError, NameError, TypeError):
+            return True
 
     @property
     def takes_row(self) -> bool:
@@ -178,6 +217,19 @@ class Invocable:
         bound: Arguments = self._arguments.read(raw, texts=strings, cells=row)
         return self._place_positional(bound) if self._positional_only else bound
 
+    def bind_packed(self, packed: Packed, *, row: bool = False) -> Arguments:
+        """As `bind`, of JSON with binary parts: from another Python process. Raises `ArgumentsMisfit`."""
+        if self.takes_texts or self._own_schema is not None:
+            reason = "takes texts" if self.takes_texts else "has an input schema of its own, which is for JSON"
+            raise misfit(f"{self.name} {reason}: bytes, arrays and tables cannot be passed to it", "type")
+        if row and self._row is not None and packed.value.lstrip()[:1] == b"{":
+            value = self._row.read_packed(packed)
+            parameter = self._row_parameter
+            assert parameter is not None
+            return ((), {parameter.name: value}) if parameter.kind in _BY_NAME else ((value,), {})
+        bound: Arguments = self._arguments.read_packed(packed)
+        return self._place_positional(bound) if self._positional_only else bound
+
     @property
     def bind_sure(self) -> Callable[[bytes], Arguments] | None:
         """`bind` for JSON as `_Reader.read_sure` takes it, where there is such a short way."""
@@ -186,7 +238,20 @@ class Invocable:
 
     def encode(self, value: object) -> bytes:
         """The result as JSON, contents in their own form. Raises `ResultMisfit`."""
-        return encode_result(value, self._result_bytes_max, self.declared.role, self.declared.mime_type)
+        return encode_result(
+            value, self._result_bytes_max, self.declared.role, self.declared.mime_type, nan_null=self._nan_null
+        )
+
+    def encode_as(self, value: object, form: ResultForm) -> bytes:
+        """The result in the form that is asked for: `binary` where the caller is Python. Raises `ResultMisfit`."""
+        return encode_result(
+            value,
+            self.promises.max_result_bytes or form.bytes_max or NO_LIMIT,
+            self.declared.role,
+            self.declared.mime_type,
+            nan_null=self._nan_null or form.nan_null,
+            binary=form.binary,
+        )
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema (2020-12, or what the author's own says) of the arguments by name. Raises `UnfitSignature`."""
@@ -207,9 +272,9 @@ class Invocable:
         if "return" not in self._hints or self.takes_texts:
             return {}
         try:
-            adapter: TypeAdapter[Any] = TypeAdapter(self._hints["return"])
             # Models leave by the names of their fields (`encoding`).
-            return adapter.json_schema(mode="serialization", by_alias=False, schema_generator=QuietJsonSchema)
+            generator = QuietJsonSchema(by_alias=False)
+            return generator.generate(typing.cast(Any, build_core(self._hints["return"])), mode="serialization")
         except (PydanticUserError, TypeError):
             return {}  # results are encoded by what they are, so a type without a schema is no fault
 
@@ -295,8 +360,7 @@ def _build_core(
 ) -> tuple[dict[str, Any], list[Any]]:
     """The arguments schema and its shared definitions. Positional-only parameters can be given by name as well."""
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(typing.cast(Any, plain))
-        core: Any = adapter.core_schema
+        core: Any = build_core(plain, hints)
     except (PydanticUserError, NameError, TypeError) as error:
         raise UnfitSignature(_name_culprit(name, signature, hints, error)) from error
     definitions = core["definitions"] if core["type"] == "definitions" else []
@@ -313,7 +377,7 @@ def _name_culprit(name: str, signature: inspect.Signature, hints: Mapping[str, A
     for parameter in signature.parameters:
         if parameter in hints:
             try:
-                TypeAdapter(hints[parameter])
+                build_core(hints[parameter])
             except (PydanticUserError, NameError, TypeError) as culprit:
                 shown = format_annotation(signature.parameters[parameter].annotation)
                 return f"{name}: parameter {parameter}: {shown} has no JSON form ({_first_line(culprit)})"

@@ -40,10 +40,8 @@ class QuietJsonSchema(GenerateJsonSchema):
         return described
 
     def bytes_schema(self, schema: Any) -> dict[str, Any]:
-        """Bytes leave as base64 (`encoding`), whatever they came as."""
-        if self.mode == "serialization":
-            return {"type": "string", "contentEncoding": "base64"}
-        return super().bytes_schema(schema)
+        """Bytes are base64 in JSON, both ways. What is said of their length is of the bytes, not of the text."""
+        return {"type": "string", "contentEncoding": "base64"}
 
     def str_schema(self, schema: Any) -> dict[str, Any]:
         described = super().str_schema(schema)
@@ -156,6 +154,8 @@ def is_pydantics(function: Any) -> bool:
 
 
 def _function_is_users(function: Any) -> bool:
+    if getattr(function, "built_in", False):  # our own, of `crossing_types`
+        return False
     struct = getattr(function, "struct", None)  # our own, of `type_hooks`
     return _struct_runs_user_code(struct) if struct is not None else not is_pydantics(function)
 

@@ -52,6 +52,13 @@ class Target:
     folder: Path | None = None
     """All of its files belong to the target, data too; None: only what is imported, or included."""
 
+    @property
+    def name(self) -> str:
+        """What to call it: `jobs.py`, `shop`, `shop.jobs`."""
+        if self.folder is not None:
+            return self.folder.name
+        return self.path.name if _is_path(self.given, Path(self.given)) else self.given
+
 
 def find_target(given: object, *, find_package: FindPackage | None = None) -> Target:
     """`find_package`: where the interpreter that will run it finds a package that is in no folder of ours; None: this
@@ -60,6 +67,8 @@ def find_target(given: object, *, find_package: FindPackage | None = None) -> Ta
     if not isinstance(given, str | os.PathLike):
         raise UsageError(explain_object(given))
     text = os.fspath(given)
+    if not text or text.startswith(":"):  # of a variable of the shell that is not set; it would be the current folder
+        raise UsageError(f"{EXPECTED}, a module, or a folder, got {text!r}")
     path, function = Path(text), None
     if not _exists(path):
         path, function = split_target(text)
@@ -95,13 +104,13 @@ def explain_object(given: object) -> str:
     if not os.path.isfile(file) or "ipykernel" in file:
         return (
             f"{name} was defined in a notebook cell or at a prompt, where executors cannot find it: put it into a file"
-            f" (in a notebook: %%writefile functions.py) and give 'functions.py:{name}'. Functions that have no file"
-            ' travel by codec="pickle" only, which this version does not have yet'
+            f" (in a notebook: %%writefile functions.py) and give 'functions.py:{name}'. callyard.PoolExecutor takes"
+            " functions as objects"
         )
     where = " (the script that runs, as __main__)" if getattr(plain, "__module__", "") == "__main__" else ""
     return (
-        f"executors find {name} by its file{where}, not by the object: give '{os.path.relpath(file)}:{name}'. Objects"
-        ' travel by codec="pickle" only, which this version does not have yet'
+        f"executors find {name} by its file{where}, not by the object: give '{os.path.relpath(file)}:{name}'."
+        " callyard.PoolExecutor takes functions as objects"
     )
 
 

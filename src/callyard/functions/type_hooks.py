@@ -17,7 +17,10 @@ import msgspec
 import typing_extensions
 from pydantic_core import PydanticCustomError, core_schema
 
+from callyard.functions import foreign
 from callyard.functions.described import mark
+from callyard.functions.encoding import describe_value
+from callyard.functions.packing import NotReadable, Tokens
 
 _CORE_HOOK: Final = "__get_pydantic_core_schema__"
 _JSON_HOOK: Final = "__get_pydantic_json_schema__"
@@ -91,8 +94,14 @@ def _prepare_struct(owner: type[msgspec.Struct]) -> None:
         def convert(value: Any, info: core_schema.ValidationInfo) -> Any:
             if isinstance(value, owner):
                 return value
+            if isinstance(info.context, Tokens):
+                try:
+                    value = info.context.resolve(value)
+                except NotReadable as error:
+                    raise PydanticCustomError("crossing", "{reason}", {"reason": str(error)}) from error
             try:
-                return msgspec.convert(value, source, strict=info.context is not TEXT_CELLS, str_keys=True)
+                strict = info.context is not TEXT_CELLS
+                return msgspec.convert(value, source, strict=strict, str_keys=True, dec_hook=_from_json)
             except msgspec.ValidationError as error:
                 reason, _, path = str(error).partition(" - at `")
                 context = {"reason": reason.replace("`", ""), "path": path.rstrip("`").removeprefix("$")}
@@ -102,7 +111,7 @@ def _prepare_struct(owner: type[msgspec.Struct]) -> None:
         return core_schema.with_info_plain_validator_function(convert)
 
     def json_schema(schema: Any, handler: Any) -> Any:
-        (top,), parts = msgspec.json.schema_components((owner,), ref_template="{name}")
+        (top,), parts = msgspec.json.schema_components((owner,), ref_template="{name}", schema_hook=_describe_foreign)
         described: dict[str, Any] = _inline(top, parts, ())
         tag = owner.__struct_config__.tag_field  # where the type is known, the tag may be missing
         if tag is not None and tag in described.get("required", ()):
@@ -111,6 +120,27 @@ def _prepare_struct(owner: type[msgspec.Struct]) -> None:
 
     setattr(owner, _CORE_HOOK, staticmethod(core))
     setattr(owner, _JSON_HOOK, staticmethod(json_schema))
+
+
+def _from_json(kind: type, value: Any) -> Any:
+    """An array or a table inside a Struct."""
+    library = foreign.library_of_type(kind)
+    if library is None:
+        raise NotImplementedError(f"no value of JSON is a {kind.__name__}")
+    if isinstance(value, kind):
+        return value
+    if library == "numpy" and isinstance(value, list):
+        return foreign.array_from_json(value, None)
+    if library != "numpy" and isinstance(value, list | dict):
+        return foreign.frame_from_json(value, library)
+    raise ValueError(f"expected a {foreign.shown_name(library)}, got {describe_value(value)}")
+
+
+def _describe_foreign(kind: type) -> dict[str, Any]:
+    library = foreign.library_of_type(kind)
+    if library is None:
+        raise NotImplementedError
+    return foreign.json_schema(library)
 
 
 def _inline(schema: Any, parts: dict[str, Any], above: tuple[str, ...]) -> Any:

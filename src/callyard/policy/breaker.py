@@ -119,6 +119,12 @@ class Breaker:
         self._probing = False
         """HALF_OPEN only: a probe is out, and its epoch is the present one."""
 
+    def is_at_rest(self, now_ms: int) -> bool:
+        """Whether a new one in its place would answer the same."""
+        failed_at_ms = self._failed_at_ms
+        is_quiet = not failed_at_ms or failed_at_ms[-1] <= now_ms - self._policy.window_ms
+        return self.state is _CLOSED and is_quiet
+
     def peek(self, now_ms: int) -> Refused | None:
         """Whether a call would be refused now. Claims nothing: of those that queue, the first to begin is the probe."""
         if self.state is _CLOSED:

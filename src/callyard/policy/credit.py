@@ -18,30 +18,44 @@ failures, or of outputs of a byte each, would weigh nothing."""
 
 
 class CreditWindow:
-    """At most `credits_max` batches outstanding."""
+    """At most `credits_max` batches outstanding, and no further one while they weigh `bytes_max` or more together.
 
-    __slots__ = ("credits_max", "outstanding")
+    What a batch weighs is the caller's to say: its arguments while it runs, its outputs from then on. One batch alone
+    may weigh anything. `bytes_max` 0: they are not weighed.
+    """
 
-    def __init__(self, credits_max: int) -> None:
+    __slots__ = ("bytes_max", "credits_max", "held_bytes", "outstanding")
+
+    def __init__(self, credits_max: int, bytes_max: int = 0) -> None:
         if credits_max < 1:
             raise ValueError(f"need at least one credit, got {credits_max}")
         self.credits_max = credits_max
+        self.bytes_max = bytes_max
         self.outstanding = 0
+        self.held_bytes = 0
 
     @property
     def is_open(self) -> bool:
+        if self.bytes_max and self.held_bytes >= self.bytes_max and self.outstanding:
+            return False
         return self.outstanding < self.credits_max
 
-    def take(self) -> None:
+    def take(self, size_bytes: int = 0) -> None:
         """Reserve the credit of a batch that is about to be built."""
-        if not self.is_open:
+        if self.outstanding >= self.credits_max:
             raise ValueError(f"no credit left: {self.outstanding} of {self.credits_max} outstanding")
         self.outstanding += 1
+        self.held_bytes += size_bytes
 
-    def give_back(self) -> None:
+    def weigh(self, before_bytes: int, size_bytes: int) -> None:
+        """An outstanding batch weighs something else now."""
+        self.held_bytes += size_bytes - before_bytes
+
+    def give_back(self, size_bytes: int = 0) -> None:
         if self.outstanding < 1:
             raise ValueError("a credit came back that nobody holds")
         self.outstanding -= 1
+        self.held_bytes -= size_bytes
 
 
 class ReorderBuffer(Generic[T]):

@@ -20,6 +20,7 @@ class PreparedBatch(msgspec.Struct):
     batch: Batch
     failed_rows: int
     args_bytes: int
+    """Of all rows but the last, which may have arguments of any size."""
 
 
 def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iterable[NewCall]) -> PreparedBatch:
@@ -32,7 +33,7 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
     results = batch.results
     calls = batch.calls
     prefix = f"{plan.task_id}-"
-    failed = args_bytes = 0
+    failed = args_bytes = last_bytes = 0
     known: FunctionTarget | None = None
     placement: Placement | None = None
     tied = keyed = False
@@ -51,7 +52,8 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
             tied = keyed or target.exclusive or target.max_concurrency is not None
         assert placement is not None
         results.append(None)
-        args_bytes += len(row.args)
+        args_bytes += last_bytes
+        last_bytes = len(row.args)
         call = Call(
             call_id=CallId(f"{prefix}{index}"),
             task=_UNCOMMITTED,

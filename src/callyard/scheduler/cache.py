@@ -16,10 +16,12 @@ KEY_BYTES: Final = 16
 
 
 def key_of(call: Call) -> bytes:
-    """BLAKE2b-128 over function id, digest, arguments, and how the arguments are to be read."""
-    target = call.target
-    whole = call.parent is None and call.task.plan.takes_rows and target.takes_row
-    head = f"{len(target.function_id)} {len(target.digest)} {call.strings:d}{whole:d} "
+    """BLAKE2b-128 over function id, digest, arguments, how the arguments are to be read, and the form of the result."""
+    target, plan = call.target, call.task.plan
+    is_root = call.parent is None
+    whole = is_root and plan.takes_rows and target.takes_row
+    form = f"{target.binary and (not is_root or plan.binary):d}{is_root and plan.nan_null:d}"
+    head = f"{len(target.function_id)} {len(target.digest)} {call.strings:d}{whole:d}{form} "
     return blake2b(f"{head}{target.function_id}{target.digest}".encode() + call.args, digest_size=KEY_BYTES).digest()
 
 

@@ -96,6 +96,8 @@ class FunctionTarget(msgspec.Struct, frozen=True, gc=False):
     """Its pool is sandboxed: an executor there serves one tenant (X92)."""
     check_only: bool = False
     """Its arguments are bound, and it is not called."""
+    binary: bool = False
+    """Its results may hold bytes, arrays or tables, so that who asks as Python gets others than who asks for JSON."""
 
     def place(self, tenant: Tenant) -> Placement:
         """Where calls of it that belong to this tenant may run."""
@@ -202,6 +204,11 @@ class Call(msgspec.Struct, eq=False):
     """Counts against max_attempts; given back when an attempt provably never began."""
     executor: ExecutorState | None = None
     """Holds its reservation; set exactly while RUNNING or WAITING."""
+    begun: bool = False
+    """The current attempt is known to have begun: it ended, asked for something, or its mark was read. Of root calls;
+    it may have begun without (X91)."""
+    asked_back: bool = False
+    """The current attempt was asked back, should it not have begun (X93)."""
     open_requests: set[RequestId] | None = None
     """Requests the executor waits for; not empty exactly while WAITING."""
     queued: bool = False

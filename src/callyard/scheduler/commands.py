@@ -31,12 +31,15 @@ class UnbindCall(Command, frozen=True):
 
 
 class CancelCall(Command, frozen=True):
-    """Tell the executor to stop this attempt; its reservation drains until the terminal frame."""
+    """Tell the executor to stop this attempt; its reservation drains until the terminal frame.
+
+    Without a reason it is only asked back: one that has begun goes on, and its reservation stays as it is (X93).
+    """
 
     call_id: CallId
     executor_id: ExecutorId
     attempt_seq: int
-    reason: StopReason
+    reason: StopReason | None
 
 
 class DispatchCall(Command, frozen=True):

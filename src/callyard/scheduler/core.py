@@ -18,7 +18,7 @@ tied call is bound `_look_ahead` asks whether it needs a run at all, and whether
 
 Nothing here waits, reads a clock or logs; `now_ms` and the random source come from outside. Identity is checked
 against reservations: a frame counts only if its executor holds one, live or draining, for that call and attempt.
-Source: call-execution X1-X30, X62-X85, X90.
+Source: call-execution X1-X30, X62-X85, X90, X91.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import msgspec
 from callyard.errors import CallFailure, ErrorKind, Outcome, ProtocolError, fail
 from callyard.ids import CallId, ExecutorId, RequestId, TaskId
 from callyard.policy.backoff import compute_refusal_delay_ms
+from callyard.policy.lookahead import Lookahead
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler import invariants
@@ -47,7 +48,7 @@ from callyard.scheduler.commands import SchedulerCommand
 from callyard.scheduler.decisions import Decisions
 from callyard.scheduler.endings import describe_loss, describe_stop
 from callyard.scheduler.events import SchedulerEvent
-from callyard.scheduler.executors import ExecutorState
+from callyard.scheduler.executors import ExecutorState, is_eligible
 from callyard.scheduler.placement import Placement, PoolName
 from callyard.scheduler.statistics import Demand, SchedulerStatistics, TaskProgress
 from callyard.scheduler.subcalls import (
@@ -128,19 +129,21 @@ class Scheduler(Decisions):
             case e.ExecutorBound():
                 return self._on_bound(event)
             case e.CallCompleted():
-                return self._on_completed(event)
+                return self._on_completed(event, now_ms)
             case e.AttemptFailed():
                 return self._on_attempt_failed(event, now_ms)
             case e.CallSuspended():
-                return self._on_suspended(event)
+                return self._on_suspended(event, now_ms)
             case e.SubcallRequested():
-                return self._on_subcall_requested(event)
+                return self._on_subcall_requested(event, now_ms)
             case e.CallResumed():
                 return self._on_resumed(event)
             case e.RetryDue():
                 return self._on_retry_due(event, now_ms)
             case e.SnapshotUpdated():
                 return self._on_snapshot(event)
+            case e.MarksRead():
+                return self._on_marks_read(event, now_ms)
             case e.BatchTaken():
                 return self._on_batch_taken(event)
             case e.CallRefused():
@@ -214,10 +217,26 @@ class Scheduler(Decisions):
         self._counts["stale"] += 1
         return None
 
-    def _on_completed(self, event: e.CallCompleted) -> list[SchedulerCommand]:
+    def _prove_begun(self, call: Call, ex: ExecutorState, now_ms: int) -> None:
+        """Its attempt has begun, and is in its executor's line no more."""
+        if call.begun:
+            return
+        call.begun = True
+        if call.parent is None and call.stopping is None:
+            ex.unbegun -= 1
+            if now_ms != ex.lookahead.moved_at_ms:
+                ex.lookahead.move(now_ms)
+            self._index.touch(ex)
+
+    def _on_completed(self, event: e.CallCompleted, now_ms: int) -> list[SchedulerCommand]:
         call = self._current(event.executor_id, event.call_id, event.attempt_seq)
         if call is None:
             return self._release_stale(event.executor_id, event.call_id, event.attempt_seq)
+        ex = call.executor
+        assert ex is not None
+        if not call.begun:
+            self._prove_begun(call, ex, now_ms)
+        ex.lookahead.end(event.run_us)
         if call.ties is not None:
             call.ties.used_ms = event.budget_used_ms
         unbind = self._release(call)
@@ -233,6 +252,10 @@ class Scheduler(Decisions):
             raise ProtocolError(f"{event.executor_id} gave back call {call.call_id}, which had begun")
         if call.ties is not None:
             call.ties.used_ms = event.budget_used_ms
+        if not event.recalled:
+            assert call.executor is not None
+            self._prove_begun(call, call.executor, now_ms)
+            call.executor.lookahead.end(event.run_us)
         commands: list[SchedulerCommand] = [self._release(call)]
         if event.recalled:
             commands += self._requeue_unbegun(call)
@@ -255,9 +278,11 @@ class Scheduler(Decisions):
             return commands
         return commands + self._end_attempt(call, failure, begun, now_ms, event.notes)
 
-    def _on_suspended(self, event: e.CallSuspended) -> list[SchedulerCommand]:
+    def _on_suspended(self, event: e.CallSuspended, now_ms: int) -> list[SchedulerCommand]:
         call = self._current(event.executor_id, event.call_id, event.attempt_seq)
         if call is not None:
+            assert call.executor is not None
+            self._prove_begun(call, call.executor, now_ms)
             self._open_request(call, event.request_id, event.executor_id)
         return []
 
@@ -280,10 +305,14 @@ class Scheduler(Decisions):
             self._count_waiting(call, 1)
         return True
 
-    def _on_subcall_requested(self, event: e.SubcallRequested) -> list[SchedulerCommand]:
+    def _on_subcall_requested(self, event: e.SubcallRequested, now_ms: int) -> list[SchedulerCommand]:
         """A late request of an old attempt is stale: nobody there waits for an answer (X25)."""
         parent = self._current(event.executor_id, event.call_id, event.attempt_seq)
-        if parent is None or not self._open_request(parent, event.request_id, event.executor_id):
+        if parent is None:
+            return []
+        assert parent.executor is not None
+        self._prove_begun(parent, parent.executor, now_ms)
+        if not self._open_request(parent, event.request_id, event.executor_id):
             return []
         refusal = refuse(parent, event, self._config.max_subcall_depth)
         if refusal is not None:
@@ -403,6 +432,7 @@ class Scheduler(Decisions):
                 pool=event.pool,
                 memory_high_watermark=event.memory_high_watermark,
                 sealed=snapshot.wants_replacement,
+                lookahead=Lookahead(self._config.queue_ahead_ms),
             )
         )
         self._shares.replace(event.pool)
@@ -425,6 +455,49 @@ class Scheduler(Decisions):
             self._subcalls.enter(ex)
         return []
 
+    def _on_marks_read(self, event: e.MarksRead, now_ms: int) -> list[SchedulerCommand]:
+        for marks in event.executors:
+            ex = self._index.executors.get(marks.executor_id)
+            if ex is None:
+                continue
+            ex.code_runs = marks.code_runs
+            for call_id, attempt_seq in marks.begun if ex.unbegun else ():
+                call = self._calls.get(call_id)
+                if call is not None and call.executor is ex and call.attempt_seq == attempt_seq:
+                    self._prove_begun(call, ex, now_ms)
+            if ex.unbegun:
+                ex.lookahead.look(now_ms)
+            elif ex.live_roots and not ex.code_runs:
+                ex.lookahead.find_waiting()
+            self._index.touch(ex)
+        return self._ask_back(now_ms)
+
+    def _ask_back(self, now_ms: int) -> list[SchedulerCommand]:
+        """What stands in line behind a call that takes long, while another executor has nothing to run and nothing
+        else waits for that one: all of it, since a line is short (X91). The last comes back first: each then goes to
+        the head of its queue."""
+        self._index.refresh()
+        ready = set(self._turns.placements())
+        free = [ex for ex in self._index.executors.values() if ex.is_free]
+        commands: list[SchedulerCommand] = []
+        for ex in self._index.crowded.values() if free else ():
+            placement = ex.placement
+            assert placement is not None
+            if placement in ready or not ex.lookahead.is_held_up(now_ms):
+                continue
+            if any(other is not ex and is_eligible(other, self._config, placement, now_ms) for other in free):
+                commands += self._ask_line_back(ex)
+        return commands
+
+    def _ask_line_back(self, ex: ExecutorState) -> list[SchedulerCommand]:
+        commands: list[SchedulerCommand] = []
+        for call_id in reversed(ex.live) if ex.unbegun else ():
+            call = self._calls[call_id]
+            if call.parent is None and not (call.begun or call.asked_back or call.task.stop_reason):
+                call.asked_back = True
+                commands.append(c.CancelCall(call_id, ex.executor_id, call.attempt_seq, None))
+        return commands
+
     def _on_sealed(self, event: e.ExecutorSealed, now_ms: int) -> list[SchedulerCommand]:
         ex = self._index.executors.get(event.executor_id)
         if ex is not None:
@@ -433,6 +506,8 @@ class Scheduler(Decisions):
             if event.by_fault and not ex.blamed:
                 ex.blamed = True
                 self._shares.blame(ex.pool, ex.executor_id, ex.last_tool, now_ms)
+            if self._config.queue_ahead_ms:
+                return self._ask_line_back(ex)
         return []
 
     def _on_lost(self, event: e.ExecutorLost, now_ms: int) -> list[SchedulerCommand]:
@@ -521,6 +596,15 @@ class Scheduler(Decisions):
     def is_settled(self) -> bool:
         """Nothing changed since the last epilogue, and the last decision left nothing to decide."""
         return not (self._epilogue.dirty or self._unfinished)
+
+    @property
+    def wants_marks(self) -> bool:
+        """The pages of executors are worth a look: calls wait for a line that may have moved on unseen, or stand in one
+        while another executor may have nothing to run. Answered by `MarksRead`."""
+        index = self._index
+        if index.held and self._turns.rings:
+            return True
+        return 0 < len(index.crowded) < len(index.executors) and self._config.queue_ahead_ms > 0
 
     def exclusive_waiting(self, pool: PoolName) -> int:
         """Exclusive calls that are ready and have no executor: their pool grows for them (X90)."""

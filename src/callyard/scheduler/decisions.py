@@ -21,7 +21,7 @@ from callyard.scheduler.lives import NO_COMMANDS, CallLives
 from callyard.scheduler.placement import Placement
 from callyard.scheduler.subcalls import describe_ring, home_of, mark_disturbed
 from callyard.scheduler.tasks import Lane
-from callyard.scheduler.turns import Ring
+from callyard.scheduler.tenants import Ring
 from callyard.scheduler.waits import can_end
 
 PASS_MAX: Final = 64
@@ -48,7 +48,7 @@ class Decisions(CallLives):
                 commands = self._decide_out_of_turn(now_ms)
                 if commands:
                     return commands
-            for ring in list(turns.rings):
+            for ring in turns.order():
                 placement = ring[0]
                 lane = turns.head(ring)
                 if lane is None:
@@ -75,12 +75,13 @@ class Decisions(CallLives):
                 return []
             # What was set aside let others go on: look there too.
             if turns.entries + self._subcalls.strayed == entered and not subcalls:
+                self._index.refresh()
                 return self._decide_exclusive(now_ms, insists=True) if exclusives else []
 
     def _share(self, function: FunctionId, ring: Ring, best: ExecutorState, now_ms: int) -> ExecutorState | None:
         """Where a tool call goes: the best executor, or, where its function holds half of them and is not alone, the
         best of those; None: they are full."""
-        placement, _ = ring
+        placement = ring[0]
         pool = placement.pool
         held = self._shares.held.get((pool, function), {})
         missing = self._shares.missing(pool, now_ms)
@@ -203,7 +204,7 @@ class Decisions(CallLives):
                 return commands
         if call.target.max_concurrency is not None and not self._seats.has_room(call):
             line = self._seats.line_of(call)
-            if call.parent is not None and not can_end(call, line.holders):
+            if call.parent is not None and not (line.drains or can_end(call, line.holders)):
                 mark_disturbed(call)
                 return self._fail(call, describe_ring(call), ())
             self._seats.wait(call)
@@ -242,10 +243,15 @@ class Decisions(CallLives):
         call.attempt_seq += 1
         call.attempt_count += 1
         call.executor = ex
+        call.begun = call.asked_back = False
         ex.live[call.call_id] = call.attempt_seq
+        ex.code_runs = True
         if call.parent is None:
-            call.task.inflight += 1
+            self._turns.take(call.task)
             ex.live_roots += 1
+            if not ex.unbegun:
+                ex.lookahead.move(now_ms)
+            ex.unbegun += 1
             if not call.task.plan.uses_slot:
                 self._shares.take(ex.pool, call.target.function_id, ex.executor_id, now_ms)
         if ex.placement is None:

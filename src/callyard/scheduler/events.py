@@ -32,6 +32,8 @@ class CallCompleted(Event, frozen=True):
     notes: tuple[str, ...] = ()
     budget_used_ms: int = 0
     """Running time it was charged with; a subcall's parent pays it."""
+    run_us: int = 0
+    """How long code of it ran; one event may tell that of others that came with it."""
 
 
 class AttemptFailed(Event, frozen=True):
@@ -50,6 +52,7 @@ class AttemptFailed(Event, frozen=True):
     local_variables: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
     budget_used_ms: int = 0
+    run_us: int = 0
 
 
 class CallRefused(Event, frozen=True):
@@ -133,6 +136,22 @@ class SnapshotUpdated(Event, frozen=True):
     snapshot: ExecutorSnapshot
 
 
+class ExecutorMarks(msgspec.Struct, frozen=True, gc=False):
+    """What the begun-mark page of one executor showed."""
+
+    executor_id: ExecutorId
+    begun: tuple[tuple[CallId, int], ...]
+    """Attempts that it holds and that have begun: call and attempt_seq."""
+    code_runs: bool
+    """Some call's code runs; else all that have begun there wait."""
+
+
+class MarksRead(Event, frozen=True):
+    """The pages of executors were read, since `wants_marks` (X91)."""
+
+    executors: tuple[ExecutorMarks, ...]
+
+
 class ExecutorSealed(Event, frozen=True):
     """It takes no more calls: its loss is under way, or it will be replaced."""
 
@@ -193,6 +212,7 @@ SchedulerEvent = (
     | RetryDue
     | ExecutorAttached
     | SnapshotUpdated
+    | MarksRead
     | ExecutorSealed
     | ExecutorLost
     | TaskStopped

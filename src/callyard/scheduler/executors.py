@@ -5,7 +5,8 @@ deletion finds it: an executor that changed enters anew under a new version, and
 when they surface, so a choice costs a few heap steps however many executors there are. What depends on the clock is
 checked on the entry that surfaces: one that the clock rules out leaves the heap, and comes back with the next change of
 its executor (a heartbeat, a released reservation) or when its block ends. With a sample size the same heap holds the
-order of entry instead of the score, and the first N are scored. Source: call-execution X8-X10, X23.
+order of entry instead of the score, and the first N are scored. What an executor has not begun is its *line*, which is
+held short (`policy.lookahead`). Source: call-execution X8-X10, X23, X91.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from callyard.ids import CallId, ExecutorId, FunctionId
+from callyard.policy.lookahead import Lookahead
 from callyard.policy.stall import is_stalled
 from callyard.scheduler.config import SchedulerConfig
 from callyard.scheduler.placement import DEFAULT_POOL, Placement, PoolName
@@ -63,6 +65,11 @@ class ExecutorState(msgspec.Struct, eq=False):
     """Those among `draining` that hold no root call's context."""
     live_roots: int = 0
     """Root calls among `live`: `local_inflight`."""
+    unbegun: int = 0
+    """Root calls among `live` of which nothing shows that they have begun: its line."""
+    lookahead: Lookahead = msgspec.field(default_factory=lambda: Lookahead(0))
+    code_runs: bool = True
+    """By its page when it was last read, and since then something was bound: a call's code runs there."""
     waiting: int = 0
     """Calls among `live` that are WAITING."""
     hidden: int = 0
@@ -92,6 +99,17 @@ class ExecutorState(msgspec.Struct, eq=False):
     """READY subcalls whose home this is; those that ended where they stand are no longer `queued`."""
     in_ring: bool = False
     """Has its turn among executors with subcalls to bind."""
+
+    @property
+    def is_crowded(self) -> bool:
+        """A call waits there behind one that runs, as far as the worker knows."""
+        return self.unbegun > 0 and len(self.live) - self.waiting > 1
+
+    @property
+    def is_free(self) -> bool:
+        """It has nothing to run: no calls, or calls that only wait."""
+        nothing_runs = self.runnable == 0 or not self.code_runs
+        return nothing_runs and not self.unbegun and not self.draining
 
     @property
     def is_idle(self) -> bool:
@@ -136,8 +154,9 @@ def is_eligible(ex: ExecutorState, config: SchedulerConfig, placement: Placement
     return score(ex, config) is not None and ex.fits(placement) and is_current(ex, now_ms)
 
 
-def score(ex: ExecutorState, config: SchedulerConfig) -> _Score | None:
-    """Smaller is better (X9); None: it has no room for another call (X8)."""
+def score(ex: ExecutorState, config: SchedulerConfig, *, past_line: bool = False) -> _Score | None:
+    """Smaller is better (X9); None: it has no room for another call (X8), or, unless `past_line`, its line has none
+    (X91)."""
     inflight = ex.live_roots
     headroom = ex.usable_contexts(config.executor_max_inflight) - inflight
     runnable = ex.runnable
@@ -151,6 +170,7 @@ def score(ex: ExecutorState, config: SchedulerConfig) -> _Score | None:
         or inflight >= config.executor_max_inflight
         or runnable >= config.executor_max_runnable
         or (watermark and ex.snapshot.memory_bytes >= watermark)
+        or not (past_line or ex.lookahead.has_room(ex.unbegun))
     ):
         return None
     return runnable, inflight, -headroom, ex.executor_id
@@ -186,6 +206,10 @@ class ExecutorIndex:
         """A heap of executors that surfaced while blocked, by the end of their block."""
         self._entered = 0
         """Entries so far: the order of entry, which is the cursor of sampling."""
+        self.crowded: dict[ExecutorId, ExecutorState] = {}
+        """Where calls wait behind others; this and `held` are true between turns."""
+        self.held: dict[ExecutorId, ExecutorState] = {}
+        """Those of them that take no call for their line alone."""
 
     def add(self, ex: ExecutorState) -> None:
         self.executors[ex.executor_id] = ex
@@ -197,6 +221,8 @@ class ExecutorIndex:
         if ex is None:
             return None
         ex.sealed = True
+        self.crowded.pop(executor_id, None)
+        self.held.pop(executor_id, None)
         if ex.touched:
             self._touched.remove(ex)
         ex.touched = True  # what still changes in it is of no interest here
@@ -219,18 +245,26 @@ class ExecutorIndex:
         while blocked and blocked[0][0] <= now_ms:
             self.touch(heappop(blocked)[2])
         if self._touched:
-            touched, self._touched = self._touched, []
-            for ex in touched:
-                self._enter(ex)
+            self.refresh()
         if self._sample_size:
             return self._select_sampled(placement, now_ms)
         return self._first(placement, now_ms)
 
+    def refresh(self) -> None:
+        """Take in what changed since the last choice."""
+        touched, self._touched = self._touched, []
+        for ex in touched:
+            self._enter(ex)
+
     def select_other(self, placement: Placement, now_ms: int, ex: ExecutorState) -> ExecutorState | None:
-        """The usual choice among the others (X30)."""
+        """The usual choice among the others (X30); where they have room but for their lines, the best of those: what
+        is placed so cannot wait."""
         closed, ex.closed = ex.closed, True
         self.touch(ex)
         found = self.select(placement, now_ms)
+        if found is None and self.held:
+            fit = (other for other in self.held.values() if other.fits(placement) and is_current(other, now_ms))
+            found = min(fit, key=lambda one: score(one, self._config, past_line=True) or (), default=None)
         ex.closed = closed
         self.touch(ex)
         return found
@@ -250,6 +284,11 @@ class ExecutorIndex:
         ex.touched = False
         ex.version += 1
         standing = score(ex, self._config)
+        if ex.is_crowded != (ex.executor_id in self.crowded):
+            self._list(self.crowded, ex, ex.is_crowded)
+        held = standing is None and not ex.lookahead.has_room(ex.unbegun)
+        if held or ex.executor_id in self.held:
+            self._list(self.held, ex, held and score(ex, self._config, past_line=True) is not None)
         if standing is None:
             return
         key = ex.pool if ex.placement is None else ex.placement
@@ -263,6 +302,13 @@ class ExecutorIndex:
             heappush(heap, (*standing, ex.version, ex))
         if len(heap) > 64 + 4 * len(self.executors):
             self._prune(key)
+
+    @staticmethod
+    def _list(executors: dict[ExecutorId, ExecutorState], ex: ExecutorState, belongs: bool) -> None:
+        if belongs:
+            executors[ex.executor_id] = ex
+        else:
+            executors.pop(ex.executor_id, None)
 
     def _prune(self, key: Placement | PoolName) -> None:
         heap = [entry for entry in self._heaps[key] if entry[4] == entry[5].version]

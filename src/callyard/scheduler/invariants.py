@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from callyard.ids import CallId, ExecutorId, FunctionId, TaskId
+from callyard.ids import CallId, ExecutorId, FunctionId, TaskId, Tenant
 from callyard.policy.waits import find_stuck
 from callyard.scheduler.cache import KEY_BYTES
 from callyard.scheduler.calls import DONE, READY, RUNNING, WAITING, Call
@@ -48,6 +48,7 @@ def check(scheduler: Scheduler) -> None:
     in_rings = [lane.task for ring in scheduler._turns.rings.values() for lane in ring]
     assert all(scheduler._turns.rings.values()), "no_empty_ring"
     assert all(scheduler._tasks.get(task.task_id) is task for task in in_rings), "ring_tasks_live"
+    _check_tenants(scheduler)
     dirty = [task for task in scheduler._tasks.values() if task.dirty]
     assert {id(task) for task in dirty} <= {id(task) for task in scheduler._epilogue.dirty}, "dirty_listed"
     stuck = find_stuck({call: groups_of(call) for call in scheduler._calls.values()})
@@ -102,17 +103,20 @@ def _check_family(scheduler: Scheduler, call: Call) -> None:
 def _check_executors(scheduler: Scheduler) -> None:
     held: Counter[ExecutorId] = Counter()
     roots: Counter[ExecutorId] = Counter()
+    unbegun: Counter[ExecutorId] = Counter()
     waiting: Counter[ExecutorId] = Counter()
     for call in scheduler._calls.values():
         if call.executor is not None and call.stopping is None:
             held[call.executor.executor_id] += 1
             roots[call.executor.executor_id] += call.parent is None
+            unbegun[call.executor.executor_id] += call.parent is None and not call.begun
             waiting[call.executor.executor_id] += call.state is WAITING
     executors = scheduler._index.executors
     assert held.keys() <= executors.keys(), "reservations_on_known_executors"
     for executor_id, ex in executors.items():
         assert len(ex.live) == held[executor_id], f"live_counts: {executor_id}"
         assert ex.live_roots == roots[executor_id], f"live_roots: {executor_id}"
+        assert ex.unbegun == unbegun[executor_id], f"unbegun_counts: {executor_id}"
         assert ex.live_roots <= scheduler._config.executor_max_inflight, f"executor_max_inflight: {executor_id}"
         assert ex.waiting == waiting[executor_id], f"waiting_counts: {executor_id}"
         assert ex.draining_subcalls <= ex.draining, f"draining_subcalls: {executor_id}"
@@ -122,6 +126,20 @@ def _check_executors(scheduler: Scheduler) -> None:
             wanted = call.target.place(call.task.plan.tenant)
             assert call.placement == ex.placement == wanted, f"placement_fits: {call_id} at {executor_id}"
         assert ex.placement is None or ex.placement.pool == ex.pool, f"placement_fits: {executor_id}"
+
+
+def _check_tenants(scheduler: Scheduler) -> None:
+    tenants, rings = scheduler._turns.tenants, scheduler._turns.rings
+    if tenants is None:
+        return
+    inflight: Counter[Tenant] = Counter()
+    for task in scheduler._tasks.values():
+        inflight[task.plan.tenant] += task.inflight
+    known = tenants.standings
+    assert {name: one.inflight for name, one in known.items() if one.inflight} == +inflight, "tenant_inflight"
+    assert {ring for one in known.values() for ring in one.rings} == rings.keys(), "rings_by_tenant"
+    assert all(ring[2] == name for name, one in known.items() for ring in one.rings), "rings_by_tenant"
+    assert all(one.rings or one.inflight for one in known.values()), "tenant_has_calls"
 
 
 def _check_subcall_queues(scheduler: Scheduler) -> None:
@@ -218,7 +236,7 @@ def _check_task(scheduler: Scheduler, task: Task, calls: list[Call]) -> None:
         assert (lane.task, lane.placement) == (task, placement), f"lane_is_its_task_s: {name}"
         assert all(call.placement == placement for call in lane.calls), f"one_lane: {name}"
         here = [ring for ring in scheduler._turns.rings.values() if lane in ring]
-        own = [scheduler._turns.rings[placement, lane.function]] if lane.in_ring else []
+        own = [scheduler._turns.rings[scheduler._turns.ring_of(lane)]] if lane.in_ring else []
         assert here == own, f"in_one_ring: {name}"
         if task.active and lane.calls and task.stop_reason is None and inflight < maximum:
             assert lane.in_ring, f"ready_takes_turns: {name}"

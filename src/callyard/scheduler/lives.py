@@ -32,6 +32,7 @@ from callyard.scheduler.shares import Shares
 from callyard.scheduler.slots import TaskSlots
 from callyard.scheduler.subcalls import SubcallQueues, is_ending, mark_disturbed, ties_of
 from callyard.scheduler.tasks import Task
+from callyard.scheduler.tenants import TenantTurns
 from callyard.scheduler.turns import Turns
 
 NO_COMMANDS: Final[tuple[SchedulerCommand, ...]] = ()
@@ -58,7 +59,8 @@ class CallLives:
         self._calls: dict[CallId, Call] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._index = ExecutorIndex(config)
-        self._turns = Turns(config.task_max_inflight_calls)
+        tenants = TenantTurns(config.instance_fairness_quantum, config.tenant_weights)
+        self._turns = Turns(config.task_max_inflight_calls, tenants if config.instance_fairness else None)
         self._slots = TaskSlots(config.executor_task_slots, config.waiting_tasks_max)
         self._subcalls = SubcallQueues()
         self._seats = Seats()
@@ -183,6 +185,8 @@ class CallLives:
         if ex.live.pop(call.call_id, None) is not None:
             if call.parent is None:
                 ex.live_roots -= 1
+                if not call.begun:
+                    ex.unbegun -= 1
             if call.state is WAITING:
                 ex.waiting -= 1
             elif ex.hidden:
@@ -217,9 +221,7 @@ class CallLives:
             assert ex is not None
             ex.last_tool = call.target.function_id
             self._shares.give_back(ex.pool, ex.last_tool, ex.executor_id)
-        task.inflight -= 1
-        if task.held_back:
-            self._turns.enter_all(task)
+        self._turns.give_back(task)
 
     def _drain(self, call: Call, ex: ExecutorState) -> None:
         """Its live reservation becomes a draining one, until the executor's terminal frame."""
@@ -227,6 +229,8 @@ class CallLives:
             return
         if call.parent is None:
             ex.live_roots -= 1
+            if not call.begun:
+                ex.unbegun -= 1
         else:
             ex.draining_subcalls.add((call.call_id, call.attempt_seq))
         if call.state is WAITING:

@@ -48,9 +48,18 @@ class Line(msgspec.Struct, eq=False):
 
     @property
     def holders(self) -> list[Call]:
-        """Those whose end frees a seat: they have one, or are about to."""
+        """Those whose end frees a seat: they have one, or are about to. Called ones are not, once subcalls have taken
+        what was kept for them."""
         owners = [seat.owner for seat in self.taken]
+        if len(owners) >= self.limit:
+            return owners
         return [*owners, *self.called_roots.values(), *self.called_subcalls.values()]
+
+    @property
+    def drains(self) -> bool:
+        """One of its seats is left to an attempt that was given up: that seat will be free, whatever its owner waits
+        for now."""
+        return any(seat.owner.ties is not None and seat.owner.ties.seat is not seat for seat in self.taken)
 
     def called(self, call: Call) -> dict[CallId, Call]:
         return self.called_roots if call.parent is None else self.called_subcalls

@@ -38,6 +38,10 @@ class TaskPlan(msgspec.Struct, frozen=True, gc=False):
     on_failure: OnFailure = "continue"
     takes_rows: bool = False
     """Arguments of its root calls are rows of a call list: a function with `takes_row` takes an object whole."""
+    binary: bool = False
+    """Results of its root calls may have binary parts, as those of subcalls may; else they are JSON."""
+    nan_null: bool = False
+    """NaN and infinities in results of its root calls are null."""
 
 
 class Batch(msgspec.Struct, eq=False):

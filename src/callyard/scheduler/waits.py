@@ -24,7 +24,7 @@ def groups_of(call: Call) -> waits.Groups[Call]:
     if call.parent is None and call.task.stop_reason is not None:
         return ()
     if ties.line is not None:
-        return (ties.line.holders,)
+        return () if ties.line.drains else (ties.line.holders,)
     if ties.flight is not None and ties.flight.leader is not call:
         return ((ties.flight.leader,),)
     return ()

@@ -175,7 +175,8 @@ class Admin:
             idle_ms=90_000,
             write_ms=10_000,
         )
-        listener = Listener(self, host=address.host, port=address.port, limits=limits)
+        bound = self._server.bound.get("admin")
+        listener = Listener(self, host=address.host, port=address.port, limits=limits, bound=bound)
         await listener.start()
         self.listener = listener
         self._server.listeners["admin"] = listener

@@ -11,7 +11,8 @@
     [pools.gpu]                      # named pools
     [io]                             # what functions may reach
 
-Source: tool-dispatch D36, D46, D47, D55, D57, D58; job-queue R126.
+Each field says what its setting is (`callyard.settings`). Source: tool-dispatch D36, D46, D47, D55, D57, D58; job-queue
+R126.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -30,13 +30,29 @@ from typing import Any, Final, NamedTuple
 from callyard.dispatch.config import DispatcherConfig
 from callyard.errors import UsageError
 from callyard.functions.function import MILLISECONDS_MAX
-from callyard.quantities import read_duration_ms, read_size_bytes
+from callyard.functions.target import INIT
+from callyard.policy.breaker import BreakerPolicy
 from callyard.serve.gateway import DEADLINE_MS, JOBS_MAX, QUEUE_WAIT_MS_MAX, Gateway
-from callyard.serve.tokens import HashedToken, Misfit, read_token
+from callyard.serve.tokens import HashedToken, read_token
+from callyard.settings import (
+    DAY_MS,
+    Given,
+    Kind,
+    Misfit,
+    Setting,
+    find_name,
+    names_of,
+    read_pairs,
+    setting,
+    settings_of,
+    within,
+)
 from callyard.worker.config import PoolConfig, WorkerConfig
 from callyard.worker.io.config import IoConfig
+from callyard.worker.settings_file import SettingsFile
 
 HTTP_PORT: Final = 8_700
+PORT_MAX: Final = 65_535
 KIB: Final = 1_024
 MIB: Final = 1_024 * KIB
 BYTES_MAX: Final = 1 << 40
@@ -54,9 +70,11 @@ class Address(NamedTuple):
         UsageError."""
         match = _ADDRESS.fullmatch(text.strip())
         number = port if match is None or match["port"] is None else int(match["port"])
-        if match is None or number is None or number > 65_535:
+        if match is None or number is None:
             hint = "; a file goes before the option" if text.endswith(".py") else ""
             raise UsageError(f"expected an address such as 127.0.0.1:{HTTP_PORT} or [::1]:0, got {text!r}{hint}")
+        if number > PORT_MAX:
+            raise UsageError(f"expected an address with a port from 0 to {PORT_MAX}, got {text!r}")
         return cls(match["ipv6"] or match["host"], number)
 
     @property
@@ -83,57 +101,87 @@ HTTP: Final = Address("127.0.0.1", HTTP_PORT)
 class ServeConfig:
     """Checked when built. Times are milliseconds, sizes bytes."""
 
-    http: Address | None = None  # where HTTP and MCP over HTTP listen; None: MCP on stdio
-    admin: Address | None = None  # where health and metrics are; None: nowhere
-    tls_cert: Path | None = None  # of `http`; with its key
-    tls_key: Path | None = None
-    state_dir: Path | None = None  # keys and kept results; None: a folder of the user's, by target
-    store: str = SQLITE  # of idempotency keys: sqlite, under state_dir; memory; or a place, as Dispatcher(store=…)
+    http: Address | None = setting(
+        None, "where HTTP and MCP over HTTP listen; `true` is 127.0.0.1:8700; none: MCP on stdio", kind=Kind.TEXT
+    )
+    admin: Address | None = setting(None, "where health and metrics are; none: nowhere", kind=Kind.TEXT)
+    tls_cert: Path | None = setting(None, "a certificate chain, for `http`; with its key", kind=Kind.TEXT)
+    tls_key: Path | None = setting(None, "the key of it", kind=Kind.TEXT)
+    state_dir: Path | None = setting(
+        None, "keys and kept results; by default a folder of the user's, by target", kind=Kind.TEXT
+    )
+    store: str = setting(
+        SQLITE, "of idempotency keys: `sqlite`, in `state_dir`; `memory`; the path of a SQLite file, or a redis:// URL"
+    )
     tokens: Mapping[str, HashedToken] = field(default_factory=dict)
-    jobs_max: int = JOBS_MAX  # M: calls that were taken in and have not begun
-    owner_max: int | None = None  # calls of one owner under way; None: min(1024, M/4)
-    deadline_ms: int = DEADLINE_MS  # over queue and all attempts, where a call does not say
-    queue_wait_ms_max: int = QUEUE_WAIT_MS_MAX
-    attempt_min_ms: int = 1_000  # no attempt starts with less time left
-    timeout_ms: int = 30_000  # of one attempt, where neither the call nor the function says
-    slots: int = 1_024  # calls that run at once, if the executors take so many
-    tenant_running: int | None = None  # of one tenant: calls that run at once
-    tenant_queued: int | None = None
-    tenant_bytes: int | None = None
-    drain_deadline_ms: int = 30_000
-    max_result_bytes: int = MIB  # a larger one becomes a preview, and is kept
-    kept_ms: int = 15 * 60_000
-    key_ttl_ms: int = 60_000  # so long the end of a keyed call answers later ones; an unknown outcome stands 30 days
-    kept_bytes_max: int = 256 * MIB
-    body_bytes_max: int = 4 * MIB
-    headers_bytes_max: int = 32 * KIB
-    receive_ms_max: int = 10_000  # for a request's headers, and again for its body
-    connections_max: int = 1_024
-    batch_max: int = 100  # calls in one JSON-RPC batch
-    allowed_hosts: tuple[str, ...] = ()  # of the header Host, beside the address itself and, on loopback, localhost
-    allowed_origins: tuple[str, ...] = ()  # of the header Origin, beside those of this machine while on loopback
-    headers: tuple[str, ...] = ()  # names of request headers that functions may read
-    owner_by_session: bool = False  # calls of one MCP session are one owner's, where they name none
-    audit_file: Path | None = None  # a JSON line for each call
-    audit_required: bool = False  # no call runs that could not be written there
+    jobs_max: int = setting(
+        JOBS_MAX, "calls taken in that have not begun; further ones stay unread", low=1, high=2**31 - 1
+    )
+    owner_max: int | None = setting(
+        None, "calls of one owner under way; by default min(1024, `jobs_max`/4)", low=1, high=2**31 - 1
+    )
+    deadline_ms: int = setting(
+        DEADLINE_MS, "over queue and all attempts, where a call does not say", low=1, high=MILLISECONDS_MAX
+    )
+    queue_wait_ms_max: int = setting(QUEUE_WAIT_MS_MAX, "longest wait before a call begins", high=MILLISECONDS_MAX)
+    attempt_min_ms: int = setting(1_000, "no attempt starts with less time left", high=MILLISECONDS_MAX)
+    timeout_ms: int = setting(
+        30_000, "of one attempt, where neither the call nor the function says", low=1, high=MILLISECONDS_MAX
+    )
+    slots: int = setting(1_024, "calls that run at once, if the executors take so many", low=1, high=1 << 20)
+    breaker_failures: int = setting(
+        5, "failed calls of one tool within 30 s, after which its calls are refused for a while; 0: never", high=1_000
+    )
+    tenant_running: int | None = setting(
+        None, "of one tenant: calls that run at once; by default no limit", low=1, high=1 << 20
+    )
+    tenant_queued: int | None = setting(
+        None, "of one tenant: calls that wait, one more is `unavailable`; by default no limit", high=1 << 20
+    )
+    tenant_bytes: int | None = setting(
+        None, "of one tenant: the arguments of calls that wait; by default no limit", high=BYTES_MAX
+    )
+    drain_deadline_ms: int = setting(30_000, "what running calls get when the server stops", high=3_600_000)
+    max_result_bytes: int = setting(MIB, "a larger result becomes a preview, and is kept", low=1_024, high=64 * MIB)
+    kept_ms: int = setting(15 * 60_000, "how long it is kept", low=1_000, high=30 * DAY_MS)
+    key_ttl_ms: int = setting(
+        60_000,
+        "so long the end of a keyed call answers later ones; an unknown outcome stands 30 days",
+        high=30 * DAY_MS,
+    )
+    kept_bytes_max: int = setting(256 * MIB, "kept results of all", high=BYTES_MAX)
+    body_bytes_max: int = setting(4 * MIB, "of a request", low=1_024, high=64 * MIB)
+    headers_bytes_max: int = setting(32 * KIB, "of a request", low=1_024, high=MIB)
+    receive_ms_max: int = setting(10_000, "for a request's headers, and again for its body", low=100, high=600_000)
+    connections_max: int = setting(1_024, "open at once", low=1, high=1 << 20)
+    batch_max: int = setting(100, "calls in one JSON-RPC batch", low=1, high=10_000)
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "of the header Host, beside the address itself and, on loopback, localhost", kind=Kind.LIST
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (), "of the header Origin, beside those of this machine while on loopback", kind=Kind.LIST
+    )
+    headers: tuple[str, ...] = setting((), "names of request headers that functions may read", kind=Kind.LIST)
+    owner_by_session: bool = setting(False, "calls of one MCP session are one owner's, where they name none")
+    audit_file: Path | None = setting(None, "a JSON line for each call, as `--calls-log`", kind=Kind.TEXT)
+    audit_required: bool = setting(False, "no call runs that could not be written there")
     worker: Mapping[str, Any] = field(default_factory=dict)  # settings of WorkerConfig
     pools: Mapping[str, PoolConfig] = field(default_factory=dict)
     io: IoConfig | None = None
     file: Path | None = None  # what it was read from
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if type(value) is not int or not low <= value <= high:
-                raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+        for name, one in SERVE_SETTINGS.items():
+            if name not in _SPECIAL:
+                one.check(getattr(self, name), name)
         if self.http is not None and not self.http.is_loopback and not self.tokens:
             raise UsageError(
                 f"{self.http} can be reached from other machines, and there is no token: whoever finds the port could "
                 "call every function. Make one with `callyard token new --tenant NAME --config FILE`, and give that "
                 "file with --config; or listen on 127.0.0.1"
             )
+        if self.http is not None and self.http == self.admin and self.http.port:
+            raise UsageError(f"http and admin are both {self.http}: give each an address of its own")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs both a certificate and its key: tls_cert and tls_key")
         if self.audit_required and self.audit_file is None:
@@ -143,7 +191,8 @@ class ServeConfig:
 
     def with_settings(self, **settings: Any) -> ServeConfig:
         """The same with some settings changed. Raises UsageError."""
-        _refuse_unknown(settings, [setting.name for setting in fields(self)], "")
+        for name in settings:
+            find_name(name, [one.name for one in fields(self)], ())
         return replace(self, **settings)
 
     def folder_of(self, target: Path, environ: Mapping[str, str]) -> Path:
@@ -159,126 +208,76 @@ class ServeConfig:
             drain_deadline_ms=self.drain_deadline_ms,
             lost_ttl_ms=self.kept_ms,
             ttl_ms=self.key_ttl_ms,
+            breaker=BreakerPolicy(failures=self.breaker_failures) if self.breaker_failures else None,
             tenant_running=self.tenant_running,
             tenant_queued=self.tenant_queued,
             tenant_bytes=self.tenant_bytes,
         )
 
     def worker_config(self, environ: Mapping[str, str], **given: Any) -> WorkerConfig:
-        """The environment's settings, then the file's, then those that were given. Raises UsageError."""
-        own: dict[str, Any] = {"pools": dict(self.pools)} if self.pools else {}
-        own |= {"drain_deadline_ms": self.drain_deadline_ms, **self.worker, **given}
+        """The file's settings, then the environment's, then those that were given. Raises UsageError."""
+        file = {"drain_deadline_ms": self.drain_deadline_ms, **self.worker, "pools": self.pools}
         if self.pools and "pools" in given:
-            own["pools"] = {**self.pools, **given["pools"]}
-        _refuse_unknown(own, [setting.name for setting in fields(WorkerConfig)], "worker.")
-        return WorkerConfig.from_environment(environ, **own)
+            given["pools"] = {**self.pools, **given["pools"]}
+        return WorkerConfig.from_environment(environ, file=file, **given)
 
     @classmethod
     def read(cls, path: Path, settings: Mapping[str, Any] | None = None) -> ServeConfig:
-        """Of a TOML file; its relative paths start from the file's folder. `settings` go before the file's. Raises
-        UsageError, with file and line."""
-        try:
-            text = path.read_bytes().decode()
-            tables = tomllib.loads(text)
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UsageError(f"{path} is no TOML: {error}") from error
-        try:
-            return cls(**{**_read_tables(tables, path.absolute().parent), "file": path, **(settings or {})})
-        except UsageError as error:
-            line = find_line(text, error.setting) if isinstance(error, Misfit) else None
-            raise UsageError(f"{path}:{line}: {error}" if line else f"{path}: {error}") from error
+        """Of a settings file. `settings` go before the file's. Raises UsageError, with file and line."""
+        file = SettingsFile.load(path)
+
+        def build() -> ServeConfig:
+            own = _read_serve(file.tables.get("serve", {}), file.base)
+            others = {"worker": file.worker, "pools": file.pools, "io": file.io, "file": path}
+            return cls(**{**own, **others, **(settings or {})})
+
+        return file.read(build)
 
 
 def default_state_dir(target: Path, environ: Mapping[str, str]) -> Path:
-    """`$XDG_STATE_HOME/callyard/functions-1a2b3c4d`: by the target's name, and by its path, so that two of one name do
-    not share their keys."""
+    """`$XDG_STATE_HOME/callyard/functions-1a2b3c4d`: by the name of the target's file, and by its path, so that two of
+    one name do not share their keys, and one has the same however it was named."""
     home = environ.get("XDG_STATE_HOME", "")
     base = Path(home) if home.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
     path = target.absolute()
     mark = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=4).hexdigest()
-    return base / "callyard" / f"{path.stem}-{mark}"
-
-
-def find_line(text: str, setting: Iterable[str]) -> int | None:
-    """Where a setting such as `("serve", "tokens", "ci", "tenant")` stands in a TOML text, or else the table that it is
-    in; None: it cannot be told."""
-    wanted = tuple(setting)
-    table: tuple[str, ...] = ()
-    best: int | None = None
-    for number, line in enumerate(text.splitlines(), 1):
-        if (header := _HEADER.fullmatch(line)) is not None:
-            table = _split_key(header[1])
-            if wanted and table == wanted[: len(table)]:
-                best = number
-        elif (pair := _PAIR.match(line)) is not None:
-            name = (*table, *_split_key(pair[1]))
-            if name and name == wanted[: len(name)]:
-                return number
-    return best
-
-
-_HEADER: Final = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
-_PAIR: Final = re.compile(
-    r"\s*((?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'))*)\s*="
-)
-_KEY_PART: Final = re.compile(r"\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9_-]+)")
-
-
-def _split_key(text: str) -> tuple[str, ...]:
-    return tuple(match[1] or match[2] or match[3] or "" for match in _KEY_PART.finditer(text))
+    name = path.parent.name if path.name == INIT else path.stem
+    return base / "callyard" / f"{name}-{mark}"
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-Reader = Callable[[Any, str], Any]
-"""Of a value and the setting's name as it is shown. Raises UsageError."""
-
-
-def _read_tables(tables: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    _refuse_unknown(tables, ("serve", "worker", "pools", "io"), "")
-    for name, table in tables.items():
-        if not isinstance(table, Mapping):
-            raise Misfit((name,), f"{name} must be a table: [{name}]")
-    settings = _read_serve(tables.get("serve", {}), base)
-    if "worker" in tables:
-        known = [
-            setting.name for setting in fields(WorkerConfig) if setting.name not in ("pools", "executor_spawn_mode")
-        ]
-        _refuse_unknown(tables["worker"], known, "worker")
-        settings["worker"] = tables["worker"]
-        _within(("worker",), lambda: WorkerConfig(**tables["worker"]))
-    pools: dict[str, PoolConfig] = {}
-    for name, table in tables.get("pools", {}).items():
-        if not isinstance(table, Mapping):
-            raise Misfit(("pools", name), f"pools.{name} must be a table: [pools.{name}]")
-        _refuse_unknown(table, [setting.name for setting in fields(PoolConfig)], f"pools.{name}")
-        pools[name] = _within(("pools", name), partial(PoolConfig, **table))
-    settings["pools"] = pools
-    if "io" in tables:
-        settings["io"] = _within(("io",), lambda: IoConfig.from_mapping(tables["io"], base))
-    return settings
+Reader = Callable[..., Any]
+"""Of a value, the setting's name as it is shown, and `base`. Raises UsageError."""
 
 
 def _read_serve(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    readers = _readers(base)
-    shown = {name.removesuffix("_ms"): name for name in readers if name.endswith("_ms")}
-    shown |= {name.replace("_ms_", "_"): name for name in readers if "_ms_" in name}
-    shown |= {name.replace("_bytes", ""): name for name in readers if "_bytes" in name and name != "tenant_bytes"}
-    _refuse_unknown(table, [*readers, "tokens"], "serve", also=shown)
+    names = {**names_of(SERVE_SETTINGS), "tokens": "tokens"}
     settings: dict[str, Any] = {}
-    for name, value in table.items():
-        field_name = shown.get(name, name)
-        if field_name in settings:
-            raise Misfit(("serve", name), f"serve.{name} is there twice: {field_name} is the same setting")
+    for written, value in table.items():
+        name = find_name(written, names, ("serve",))
+        if name in settings:
+            raise Misfit(("serve", written), f"serve.{written} is there twice: {name} is the same setting")
         if name == "tokens":
             settings["tokens"] = _read_tokens(value)
         else:
-            read = readers[field_name]
-            settings[field_name] = _within(("serve", name), partial(read, value, f"serve.{name}"))
+            read = partial(_SPECIAL[name], base=base) if name in _SPECIAL else SERVE_SETTINGS[name].read
+            settings[name] = within(("serve", written), partial(read, value, f"serve.{written}"))
     return settings
+
+
+def read_serve_pairs(pairs: Iterable[str], option: str) -> dict[str, Given]:
+    """`NAME=VALUE` of the command line; relative paths start from the current folder. Raises UsageError."""
+
+    def parse(name: str, text: str, shown: str) -> Any:
+        one = SERVE_SETTINGS[name]
+        if name not in _SPECIAL:
+            return one.parse(text, shown)
+        value = one.parse(text, shown) if one.kind is Kind.LIST else text
+        return _SPECIAL[name](value, shown, base=Path.cwd())
+
+    return read_pairs(names_of(SERVE_SETTINGS), pairs, option, parse)
 
 
 def _read_tokens(value: Any) -> dict[str, HashedToken]:
@@ -290,69 +289,40 @@ def _read_tokens(value: Any) -> dict[str, HashedToken]:
         at = ("serve", "tokens", name)
         if not isinstance(table, Mapping):
             raise Misfit(at, f"serve.tokens.{name} must be a table: [serve.tokens.{name}]")
-        token = tokens[name] = _within(at, partial(read_token, name, table))
+        token = tokens[name] = within(at, partial(read_token, name, table))
         other = names.setdefault(token.digest, name)
         if other != name:
             raise Misfit((*at, "hash"), f"serve.tokens.{name} is the same token as serve.tokens.{other}")
     return tokens
 
 
-def _within(setting: tuple[str, ...], build: Callable[[], Any]) -> Any:
-    """What does not fit of what is built does not fit there."""
-    try:
-        return build()
-    except UsageError as error:
-        inner = error.setting if isinstance(error, Misfit) else ()
-        raise Misfit((*setting, *inner), str(error)) from error
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str, *, also: Iterable[str] = ()) -> None:
-    known = list(known)
-    for name in table:
-        if name not in known and name not in also:
-            shown = f"{where}.{name}" if where else name
-            setting = (*where.split("."), name) if where else (name,)
-            raise Misfit(setting, f"no setting {shown!r}; there are: {', '.join(known)}")
-
-
-def _readers(base: Path) -> dict[str, Reader]:
-    """How each setting of `[serve]` is read, in the order of the fields."""
-
-    def path(value: Any, where: str) -> Path:
-        return base / Path(_text(value, where)).expanduser()
-
-    def store(value: Any, where: str) -> str:
-        text = _text(value, where)
-        return text if text in (SQLITE, MEMORY) or "://" in text else str(path(text, where))
-
-    special: dict[str, Reader] = {
-        "http": _http,
-        "admin": lambda value, where: Address.parse(_text(value, where)),
-        "tls_cert": path,
-        "tls_key": path,
-        "state_dir": path,
-        "store": store,
-        "allowed_hosts": _texts,
-        "allowed_origins": _texts,
-        "headers": lambda value, where: tuple(text.lower() for text in _texts(value, where)),
-        "owner_by_session": _flag,
-        "audit_file": path,
-        "audit_required": _flag,
-    }
-    readers: dict[str, Reader] = {}
-    for setting in fields(ServeConfig):
-        name = setting.name
-        if name in special:
-            readers[name] = special[name]
-        elif name in _RANGES:
-            readers[name] = _duration if "_ms" in name else _size if "_bytes" in name else _whole
-    return readers
-
-
-def _http(value: Any, where: str) -> Address | None:
+def _http(value: Any, where: str, base: Path) -> Address | None:
     if isinstance(value, bool):
         return HTTP if value else None
     return Address.parse(_text(value, where), port=HTTP_PORT)
+
+
+def _address(value: Any, where: str, base: Path) -> Address:
+    return Address.parse(_text(value, where))
+
+
+def _path(value: Any, where: str, base: Path) -> Path:
+    return base / Path(_text(value, where)).expanduser()
+
+
+def _store(value: Any, where: str, base: Path) -> str:
+    text = _text(value, where)
+    return text if text in (SQLITE, MEMORY) or "://" in text else str(_path(text, where, base))
+
+
+def _texts(value: Any, where: str, base: Path) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"{where}: expected a list of texts, got {value!r}")
+    return tuple(_text(one, where) for one in value)
+
+
+def _names(value: Any, where: str, base: Path) -> tuple[str, ...]:
+    return tuple(text.lower() for text in _texts(value, where, base))
 
 
 def _text(value: Any, where: str) -> str:
@@ -361,62 +331,20 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _texts(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise UsageError(f"{where}: expected a list of texts, got {value!r}")
-    return tuple(_text(one, where) for one in value)
-
-
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{where}: expected true or false, got {value!r}")
-    return value
-
-
-def _whole(value: Any, where: str) -> int:
-    if type(value) is not int:
-        raise UsageError(f"{where}: expected a whole number, got {value!r}")
-    return value
-
-
-def _duration(value: Any, where: str) -> int:
-    """Milliseconds as a number, or a text with its unit."""
-    read = float(value) if type(value) is int else read_duration_ms(value) if isinstance(value, str) else None
-    if read is None:
-        raise UsageError(f"{where}: expected a duration such as 500ms, 30s or 15m, got {value!r}")
-    return round(read)
-
-
-def _size(value: Any, where: str) -> int:
-    read = float(value) if type(value) is int else read_size_bytes(value) if isinstance(value, str) else None
-    if read is None:
-        raise UsageError(f"{where}: expected a size such as 512KiB or 4MiB, got {value!r}")
-    return round(read)
-
-
-_OPTIONAL: Final = frozenset({"owner_max", "tenant_running", "tenant_queued", "tenant_bytes"})
-_RANGES: Final[Mapping[str, tuple[int, int]]] = {
-    "jobs_max": (1, 2**31 - 1),
-    "owner_max": (1, 2**31 - 1),
-    "deadline_ms": (1, MILLISECONDS_MAX),
-    "queue_wait_ms_max": (0, MILLISECONDS_MAX),
-    "attempt_min_ms": (0, MILLISECONDS_MAX),
-    "timeout_ms": (1, MILLISECONDS_MAX),
-    "slots": (1, 1 << 20),
-    "tenant_running": (1, 1 << 20),
-    "tenant_queued": (0, 1 << 20),
-    "tenant_bytes": (0, BYTES_MAX),
-    "drain_deadline_ms": (0, 3_600_000),
-    "max_result_bytes": (1_024, 64 * MIB),
-    "kept_ms": (1_000, 30 * 86_400_000),
-    "key_ttl_ms": (0, 30 * 86_400_000),
-    "kept_bytes_max": (0, BYTES_MAX),
-    "body_bytes_max": (1_024, 64 * MIB),
-    "headers_bytes_max": (1_024, MIB),
-    "receive_ms_max": (100, 600_000),
-    "connections_max": (1, 1 << 20),
-    "batch_max": (1, 10_000),
+SERVE_SETTINGS: Final[Mapping[str, Setting]] = settings_of(ServeConfig)
+_SPECIAL: Final[Mapping[str, Reader]] = {
+    "http": _http,
+    "admin": _address,
+    "tls_cert": _path,
+    "tls_key": _path,
+    "state_dir": _path,
+    "store": _store,
+    "allowed_hosts": _texts,
+    "allowed_origins": _texts,
+    "headers": _names,
+    "audit_file": _path,
 }
+"""How those are read whose value is no plain number, text or flag. Relative paths start at `base`."""
 
 
 def gateway_of(config: ServeConfig, dispatcher: Any) -> Gateway:

@@ -46,6 +46,8 @@ JOBS_MAX: Final = 256
 DEADLINE_MS: Final = 55_000
 QUEUE_WAIT_MS_MAX: Final = 10_000
 LANE_MAX: Final = 1_024
+LOST_MAX: Final = 10_000
+"""Of so many calls whose connection is gone it is known which tool they called."""
 SHUTTING_DOWN: Final = fail(ErrorKind.SHUTTING_DOWN, "the server is shutting down and takes no new calls")
 _CANCELLED: Final = fail(ErrorKind.CANCELLED, "cancelled before it ran", outcome=Outcome.NOT_RUN)
 _OURS: Final = fail(ErrorKind.INTERNAL, "it failed inside the server", outcome=Outcome.UNKNOWN)
@@ -177,6 +179,8 @@ class Gateway:
         self.refused_by_status: Counter[int] = Counter()
         """Requests that ended at an HTTP gate, before there was a call."""
         self._lost_total = 0
+        self._lost_tools: dict[CallId, str] = {}
+        """Of the newest of those calls: where to look for their ends."""
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -349,8 +353,15 @@ class Gateway:
         StoreUnavailable."""
         if not _OUR_ID.fullmatch(call_id):
             return None
-        tools = [spec.name for spec in self.registry if caller.sees(spec.name)]
-        found = await asyncio.gather(*(self.dispatcher.find_end(caller.tenant, tool, call_id) for tool in tools))
+        tool = self._lost_tools.get(CallId(call_id))
+        if tool is not None:
+            tools = [tool]
+        elif call_id.startswith(self.dispatcher.id_prefix) and self._lost_total <= LOST_MAX:
+            return None
+        else:  # of an earlier process, or of long ago
+            tools = self.registry.names()
+        tools = [name for name in tools if caller.sees(name)]
+        found = await asyncio.gather(*(self.dispatcher.find_end(caller.tenant, name, call_id) for name in tools))
         return next((end for end in found if end is not None and end.call_id == call_id), None)
 
     # --- its end --------------------------------------------------------------------------------------------------
@@ -439,6 +450,9 @@ class Gateway:
     def _lose(self, inside: _Inside) -> None:
         """Its connection is gone: nothing more is sent to it. What becomes of it is the dispatcher's rule (D56)."""
         self._lost_total += 1
+        self._lost_tools[inside.id] = inside.request.tool
+        if len(self._lost_tools) > LOST_MAX:
+            del self._lost_tools[next(iter(self._lost_tools))]
         inside.is_gone = True
         assert inside.task is not None
         if inside.is_dispatched:
@@ -491,7 +505,7 @@ class Gateway:
 
     def _not_found(self, request: ToolRequest) -> CallFailure:
         """As if it were not there: names that the caller may not see are not suggested either."""
-        seen = [spec.name for spec in self.registry if request.caller.sees(spec.name)]
+        seen = [spec.name for spec in self.functions(request.caller)]
         close = difflib.get_close_matches(request.tool[:NAMES_MAX], seen, n=3)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
         name = cut_text(clean_text(request.tool), NAMES_MAX)

@@ -582,6 +582,7 @@ async def serve_http(server: Server, *, tls_cert: Path | None = None, tls_key: P
         limits=limits_of(config),
         tls_cert=tls_cert,
         tls_key=tls_key,
+        bound=server.bound.get("http"),
     )
     try:
         await listener.start()  # outside of the group below, which would wrap what it raises

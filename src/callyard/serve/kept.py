@@ -1,18 +1,19 @@
 """Results too large for an answer: the answer has the beginning, and an id by which the whole can be read for a time.
 
 Files in a folder of the server's own, by ids that cannot be guessed; what they are is known in memory only, so that a
-restart begins with an empty folder and there is nothing to repair. When `bytes_max` is used up the oldest go. Only the
-tenant whose call it was reads it.
+restart begins with an empty folder and there is nothing to repair. When `bytes_max` is used up the oldest go of the
+tenant that holds most, so that nobody pushes out what others keep. Only the tenant whose call it was reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import os
 import re
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -31,7 +32,7 @@ PREVIEW_BYTES: Final = 1_024
 JSON_TYPE: Final = "application/json"
 ENTRIES_MAX: Final = 10_000
 READING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of all answers that bring a kept result and are not read to their end."""
+"""Of all answers that bring a kept result and are not read to their end; one tenant has at most half of it."""
 _ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 _SUFFIX: Final = ".json"
 _log: Final = logging.getLogger("callyard.serve")
@@ -67,6 +68,18 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     name: str
 
 
+class _Held:
+    """What one tenant holds."""
+
+    __slots__ = ("bytes", "ids")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        """On disk, and just being written."""
+        self.ids: OrderedDict[str, None] = OrderedDict()
+        """The oldest first."""
+
+
 class KeptResults:
     """One folder's, which nobody else may use. From one event loop."""
 
@@ -86,12 +99,14 @@ class KeptResults:
         """What is on disk, and what is just being written."""
         self.reading_bytes = 0
         """In answers that are under way."""
+        self._reading: Counter[Tenant] = Counter()
         self.dropped_total = 0
         """Kept results that went before their time, for newer ones."""
         self._folder = folder
         self._clock = clock or LoopTimers()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         """The oldest first, which is also the first to expire."""
+        self._held: dict[Tenant, _Held] = {}
         self._timer: Timer | None = None
         self._is_open = False
         self._working: set[asyncio.Future[object]] = set()
@@ -112,6 +127,7 @@ class KeptResults:
         self._is_open = False
         names = list(self._entries)
         self._entries.clear()
+        self._held.clear()
         self.held_bytes = 0
         self._arm()
         while self._working:
@@ -144,12 +160,16 @@ class KeptResults:
         if not self._is_open or size > self.bytes_max or not _ID.fullmatch(kept_id) or kept_id in self._entries:
             return False
         entry = _Entry(tenant, size, self._clock.now_ms() + self.kept_ms, mime_type, name)
-        gone = self._make_room(size)
-        self.held_bytes += size
+        self._hold(tenant, size)
+        gone = self._make_room(tenant)
+        if self.held_bytes > self.bytes_max:  # it is just being written, or of those who hold less
+            self._hold(tenant, -size)
+            self._drop_files(gone)
+            return False
         try:
             await asyncio.shield(self._start(lambda: self._write(kept_id, output, gone)))
         except OSError as error:
-            self.held_bytes = max(0, self.held_bytes - size)
+            self._hold(tenant, -size)
             _log.warning("a result of %d bytes could not be kept: %s", size, error)
             return False
         except asyncio.CancelledError:  # nobody will learn its id; its file goes with its time
@@ -163,16 +183,24 @@ class KeptResults:
         out; a second time changes nothing. Raises CallError, `unavailable`: others have all the room."""
         entry = self._entries.get(kept_id)
         size = entry.size_bytes if entry is not None and entry.tenant == caller.tenant else 0
-        if self.reading_bytes and self.reading_bytes + size > READING_BYTES_MAX:
+        own = self._reading[caller.tenant]
+        is_full = self.reading_bytes and self.reading_bytes + size > READING_BYTES_MAX
+        if is_full or (own and own + size > READING_BYTES_MAX // 2):
             raise CallError(unavailable("large results are being read already", retry_after_ms=1_000))
-        self.reading_bytes += size
+        self._read_more(caller.tenant, size)
 
         def end() -> None:
             nonlocal size
-            self.reading_bytes -= size
+            self._read_more(caller.tenant, -size)
             size = 0
 
         return end
+
+    def _read_more(self, tenant: Tenant, size: int) -> None:
+        self.reading_bytes += size
+        self._reading[tenant] += size
+        if not self._reading[tenant]:
+            del self._reading[tenant]
 
     async def read(self, caller: Caller, kept_id: str) -> bytes | None:
         """The whole of a result. None: there is none of that id, or not for this caller."""
@@ -198,17 +226,50 @@ class KeptResults:
             self._drop_files([kept_id])
             return
         self._entries[kept_id] = entry
+        self._held.setdefault(entry.tenant, _Held()).ids[kept_id] = None
         self._arm()
 
-    def _make_room(self, size: int) -> list[str]:
-        """What has to go for it, and has gone from the list."""
+    def _hold(self, tenant: Tenant, size: int) -> None:
+        """So many bytes more, or less, are this tenant's."""
+        if not self._is_open:
+            return  # all was forgotten
+        self.held_bytes += size
+        held = self._held.setdefault(tenant, _Held())
+        held.bytes += size
+        if not held.bytes and not held.ids:
+            del self._held[tenant]
+
+    def _forget(self, kept_id: str) -> None:
+        entry = self._entries.pop(kept_id)
+        del self._held[entry.tenant].ids[kept_id]
+        self._hold(entry.tenant, -entry.size_bytes)
+
+    def _make_room(self, newcomer: Tenant) -> list[str]:
+        """What has to go for what is held now, one entry of `newcomer` among it; it has gone from the list. Nobody who
+        holds less than that tenant makes room for it."""
         gone = self._take_expired()
-        while self._entries and (self.held_bytes + size > self.bytes_max or len(self._entries) >= ENTRIES_MAX):
-            kept_id, entry = self._entries.popitem(last=False)
-            self.held_bytes -= entry.size_bytes
-            self.dropped_total += 1
-            gone.append(kept_id)
+        while self._entries and len(self._entries) >= ENTRIES_MAX:
+            gone.append(self._drop_oldest_of(max(self._held.values(), key=lambda held: len(held.ids))))
+        if self.held_bytes > self.bytes_max:
+            holders = [(-held.bytes, tenant) for tenant, held in self._held.items() if held.ids]
+            heapq.heapify(holders)
+            while holders and self.held_bytes > self.bytes_max:
+                tenant = holders[0][1]
+                held = self._held[tenant]
+                if held.bytes < self._held[newcomer].bytes:
+                    break
+                gone.append(self._drop_oldest_of(held))
+                if held.ids:
+                    heapq.heapreplace(holders, (-held.bytes, tenant))
+                else:
+                    heapq.heappop(holders)
         return gone
+
+    def _drop_oldest_of(self, held: _Held) -> str:
+        kept_id = next(iter(held.ids))
+        self._forget(kept_id)
+        self.dropped_total += 1
+        return kept_id
 
     def _take_expired(self) -> list[str]:
         now_ms = self._clock.now_ms()
@@ -217,8 +278,7 @@ class KeptResults:
             kept_id, entry = next(iter(self._entries.items()))
             if entry.expires_at_ms > now_ms:
                 break
-            del self._entries[kept_id]
-            self.held_bytes -= entry.size_bytes
+            self._forget(kept_id)
             gone.append(kept_id)
         return gone
 

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import email.utils
 import logging
-import os
 import resource
 import select
 import socket
@@ -37,6 +36,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from callyard.errors import UsageError
+from callyard.serve.bound import Bound, bind_address, cannot_listen, close_bound
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -121,8 +121,11 @@ class Listener:
         limits: ListenerLimits | None = None,
         tls_cert: Path | None = None,
         tls_key: Path | None = None,
+        bound: Bound | None = None,
     ) -> None:
+        """`bound`: where, already; None: `start` sees to it."""
         self.limits = limits = limits or ListenerLimits()
+        self._bound = bound
         self.host = host
         self.port = port
         """0 until `start`: the one that was free."""
@@ -190,23 +193,26 @@ class Listener:
         self._watch = PeerWatch(loop)
         self._tick()
         context = self._config.ssl
+        bound: Bound = ()
         try:
-            server = await loop.create_server(
-                lambda: Connection(self, loop),
-                self.host,
-                self.port,
-                ssl=context,
-                backlog=min(limits.connections_max, 1_024),
-                ssl_handshake_timeout=None if context is None else limits.handshake_ms / 1_000,
-            )
-        except OSError as error:
+            bound = self._bound or bind_address(self.host, self.port)
+            backlog = min(limits.connections_max, 1_024)
+            for one in bound:
+                one.listen(backlog)  # may be taken still, by who was bound as we are; uvloop would not say so
+                server = await loop.create_server(
+                    lambda: Connection(self, loop),
+                    sock=one,
+                    ssl=context,
+                    backlog=backlog,
+                    ssl_handshake_timeout=None if context is None else limits.handshake_ms / 1_000,
+                )
+                self._servers.append(server)
+        except (OSError, UsageError) as error:
+            self.stop_listening()
             self._release()
-            why = os.strerror(error.errno) if error.errno else str(error)
-            raise UsageError(
-                f"cannot listen on {self.host}:{self.port}: {why}; give another address with --http or --admin"
-            ) from error
-        self._servers = [server]
-        self.port = server.sockets[0].getsockname()[1]
+            close_bound(bound)
+            raise (cannot_listen(self.host, self.port, error) if isinstance(error, OSError) else error) from error
+        self.port = self._servers[0].sockets[0].getsockname()[1]
 
     def stop_listening(self) -> None:
         """Take no more connections; those that there are go on."""

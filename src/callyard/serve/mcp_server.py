@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import mcp_types as types
@@ -66,6 +67,7 @@ from callyard.serve.mcp_calls import (
     connection_of,
     is_modern,
 )
+from callyard.serve.mcp_sessions import Sessions
 from callyard.serve.mcp_tools import (
     KEPT,
     PREFIX,
@@ -487,11 +489,14 @@ class _Params(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
+    id: msgspec.Raw = msgspec.Raw(b"")
     method: str = ""
     params: _Params | None = None
 
 
 _BODY: Final = msgspec.json.Decoder(_Body)
+_ID: Final = re.compile(rb'"|-?[0-9]+$')
+"""How a text, and a whole number, begins."""
 
 
 def misfit_of_keys(message: bytes) -> str:
@@ -562,11 +567,9 @@ class McpApp:
         """`security`: None where Host and Origin were checked already."""
         self.gate = gate
         self._sessions_max = sessions_max
-        make = partial(
-            StreamableHTTPSessionManager, gate.server, max_request_body_size=body_bytes_max, security_settings=security
-        )
-        self._sessions = make(session_idle_timeout=session_idle_s, max_sessions=sessions_max)
-        self._quiet = make(json_response=True, stateless=True)
+        bounds: dict[str, Any] = {"max_request_body_size": body_bytes_max, "security_settings": security}
+        self._sessions = Sessions(gate.server, session_idle_timeout=session_idle_s, max_sessions=sessions_max, **bounds)
+        self._quiet = StreamableHTTPSessionManager(gate.server, json_response=True, stateless=True, **bounds)
         """For calls whose answer is all that can come: it holds no stream ready, which costs as much as the call."""
 
     @asynccontextmanager
@@ -591,11 +594,11 @@ class McpApp:
             await self._sessions.handle_request(scope, receive, send)
             return
         message, rest = await _read_body(receive)
-        refusal = self._refuse(scope, caller, message)
+        body = _look_into(message)
+        refusal = self._refuse(scope, caller, message, body)
         if refusal is not None:
             await refusal(scope, rest, send)
             return
-        body = _look_into(message)
         arrival.arguments = _arguments_in(body)
         connection: Lost | None = state.get("connection")
         try:
@@ -607,10 +610,13 @@ class McpApp:
         finally:
             arrival.end()  # answered already: there is no run any more
 
-    def _refuse(self, scope: Scope, caller: Caller, body: bytes) -> Response | None:
+    def _refuse(self, scope: Scope, caller: Caller, message: bytes, body: _Body) -> Response | None:
         """What the SDK would take."""
-        if misfit := misfit_of_keys(body):
+        if misfit := misfit_of_keys(message):
             return _answer_error(400, types.INVALID_REQUEST, misfit)
+        request_id = bytes(body.id)
+        if request_id and body.method and not _ID.match(request_id):  # it would be run, or not, and never be answered
+            return _answer_error(400, types.INVALID_REQUEST, "id must be a text or a whole number")
         if caller.token and self._opens_session(scope):
             owner = authorization_context(scope["user"])
             own = sum(other == owner for other in self._sessions._session_owners.values())

@@ -85,7 +85,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     _counter("callyard_attempts_total", "attempts that began", "tool"),
     _counter("callyard_retries_total", "attempts that were decided on after a failed one", "tool"),
     _counter("callyard_calls_deduplicated_total", "calls that got the answer of another with their key", "tool"),
-    _gauge("callyard_breaker_state", "0 closed, 1 half open, 2 open", "tool"),
+    _gauge("callyard_breaker_state", "0 closed, 1 half open, 2 open, of any tenant", "tool"),
     _counter("callyard_breaker_opened_total", "how often the tool's breaker opened", "tool"),
     _gauge("callyard_calls_open", "calls under way in the dispatcher, nested ones included"),
     _gauge("callyard_calls_running", "of these: they hold a slot"),

@@ -28,6 +28,7 @@ from callyard.dispatch.stores.memory import MemoryKeyStore
 from callyard.dispatch.stores.port import KeyStore
 from callyard.errors import CallyardError
 from callyard.functions.registry import FunctionSpec, Registry
+from callyard.serve.bound import Bound, bind_address, close_bound
 from callyard.serve.config import MEMORY, SQLITE, ServeConfig, gateway_of
 from callyard.serve.gateway import Gateway
 from callyard.serve.kept import KeptResults
@@ -88,25 +89,29 @@ class Server:
         """Tells what went wrong, whatever is kept quiet."""
         environ = os.environ if environ is None else environ
         self.tokens = Tokens(config.tokens.values())
+        registry = Registry.for_target(target, include=include)
+        assert registry.target is not None
         self.worker = Worker(
-            Registry.for_target(target, include=include),
+            registry,
             config=config.worker_config(environ, **(given or {})),
             on_output=on_output,
             audit=audit,
             audit_log=audit_log,
             io=config.io,
         )
-        self.target = target
+        self.target = registry.target
         self.stopping = asyncio.Event()
         """The stop has begun."""
         self.audit: AuditExporter | None = None
         """Of the audit file."""
+        self.bound: dict[str, Bound] = {}
+        """Where the gates will listen, from the start on."""
         self.listeners: dict[str, Listener] = {}
         """Those that are open, for the metrics."""
         self.logs: Logs | None = None
         """Where calls are logged, for the metrics; whoever opened it subscribes it."""
         self._policy = policy
-        self._state_dir = config.folder_of(target, environ)
+        self._state_dir = config.folder_of(self.target.path, environ)
         self._next_folder = next_folder and config.state_dir is None
         self._read_config = read_config
         self._watch = watch
@@ -137,6 +142,10 @@ class Server:
         try:
             folder = self.folder = self._take_folder()
             stack.callback(folder.release)
+            for name, address in (("http", self.config.http), ("admin", self.config.admin)):
+                if address is not None:
+                    self.bound[name] = bind_address(address.host, address.port)
+                    stack.callback(close_bound, self.bound[name])
             if self.config.store == MEMORY:
                 self.say("keys are kept in memory: after a restart nobody knows which calls have run")
             await self.worker.start()
@@ -326,10 +335,8 @@ class Server:
     def _look(self) -> dict[str, tuple[int, int]]:
         """Times and sizes of the bundle's files."""
         registry = self.worker.registry
-        assert registry.path is not None
-        root = registry.path.parent if registry.path.name != "__init__.py" else registry.path.parent.parent
-        for _ in range(registry.bundle.module.count(".")):
-            root = root.parent
+        assert registry.target is not None
+        root = registry.target.root
         found: dict[str, tuple[int, int]] = {}
         for name in registry.bundle.files:
             with contextlib.suppress(OSError):

@@ -22,6 +22,7 @@ from callyard.errors import UsageError
 from callyard.ids import Tenant
 from callyard.policy.rate import Rate
 from callyard.serve.gateway import Caller
+from callyard.settings import Misfit, suggest
 
 PREFIX: Final = "cy_"
 """What a token begins with, so that a scanner for secrets knows one when it sees it."""
@@ -30,14 +31,6 @@ GLOBS_MAX: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _FIELDS: Final = ("hash", "tenant", "tools", "owner", "rate", "running_max", "claims")
-
-
-class Misfit(UsageError):
-    """A setting that does not fit; `setting` is its place in the tables, for whoever knows its line."""
-
-    def __init__(self, setting: tuple[str, ...], message: str) -> None:
-        super().__init__(message)
-        self.setting = setting
 
 
 class HashedToken(msgspec.Struct, frozen=True):
@@ -95,7 +88,7 @@ def read_token(name: str, table: Mapping[str, Any]) -> HashedToken:
     check_token_name(name)
     for key in table:
         if key not in _FIELDS:
-            raise Misfit((key,), f"no setting '{where}.{key}'; there are: {', '.join(_FIELDS)}")
+            raise Misfit((key,), f"no setting '{where}.{key}'; {suggest(key, _FIELDS)}")
     hashed = _HASH.fullmatch(str(table.get("hash", "")))
     if hashed is None:
         raise Misfit(

@@ -100,7 +100,7 @@ def check_now(dispatchers: Iterable[Dispatcher], slots: int, active: Iterable[Ru
     roots: dict[int, set[str]] = defaultdict(set)
     seats: dict[tuple[int, str], set[str]] = defaultdict(set)
     turns: dict[tuple[int, object], set[str]] = defaultdict(set)
-    probes: dict[tuple[int, str], list[str]] = defaultdict(list)
+    probes: dict[tuple[int, str, str], list[str]] = defaultdict(list)
     all_dispatchers = list(dispatchers)
     for run in active:
         if run.call_id == run.root:
@@ -111,9 +111,10 @@ def check_now(dispatchers: Iterable[Dispatcher], slots: int, active: Iterable[Ru
         if run.owner is not None:
             turns[run.dispatcher, run.owner].add(run.root)
             assert len(turns[run.dispatcher, run.owner]) == 1, f"owner order: {run}"
-        half_open = all_dispatchers[run.dispatcher].breaker_state(run.tool.name) is BreakerState.HALF_OPEN
-        if half_open and run.circuit == circuits[f"{run.dispatcher} {run.tool.name}"]:
-            probes[run.dispatcher, run.tool.name].append(run.value)
-            assert len(probes[run.dispatcher, run.tool.name]) == 1, f"one_probe: {probes}"
+        half_open = all_dispatchers[run.dispatcher].breaker_state(run.tool.name, run.tenant) is BreakerState.HALF_OPEN
+        if half_open and run.circuit == circuits[f"{run.dispatcher} {run.tool.name} {run.tenant}"]:
+            tried = probes[run.dispatcher, run.tool.name, run.tenant]
+            tried.append(run.value)
+            assert len(tried) == 1, f"one_probe: {probes}"
     for number, running in roots.items():
         assert len(running) <= slots, f"slots: {sorted(running)} run in dispatcher {number}"

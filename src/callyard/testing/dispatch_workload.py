@@ -10,7 +10,7 @@ import msgspec
 
 from callyard.dispatch.outcomes import DispatchResult
 from callyard.dispatch.stores.port import KeyScope
-from callyard.ids import CallId
+from callyard.ids import CallId, Tenant
 from callyard.policy.breaker import BreakerPolicy
 
 GRACE_MS: Final = 250
@@ -110,8 +110,9 @@ class Run(msgspec.Struct, eq=False):
     owner: tuple[str, str] | None
     n: int
     begun_at_ms: int
+    tenant: Tenant
     circuit: int
-    """How often the tool's breaker had moved."""
+    """How often the tool's breaker had moved, that of the tenant."""
     told_to_stop: bool = False
     end: Literal["", "ok", "raised", "transient", "cancelled"] = ""
     ended_at_ms: int = 0

@@ -120,7 +120,7 @@ class DispatchWorld:
 
     def _hear(self, number: int, event: DispatchEvent) -> None:
         if event.name.startswith("circuit."):
-            self.circuits[f"{number} {event.tool}"] += 1
+            self.circuits[f"{number} {event.tool} {event.tenant}"] += 1
         self.simulation.note((number, event.name, event.tool, event.call_id, event.attempt, event.kind))
 
     # --- the world's course -----------------------------------------------------------------------------------
@@ -231,7 +231,8 @@ class DispatchWorld:
                 owner=(tenant, info.owner) if info.owner else None,
                 n=n,
                 begun_at_ms=self.timers.now_ms(),
-                circuit=self.circuits[f"{of} {tool.name}"],
+                tenant=tenant,
+                circuit=self.circuits[f"{of} {tool.name} {tenant}"],
             )
             with self._checking():
                 self.book.begin(run, self.timers.now_ms())

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from callyard.errors import ErrorKind, Outcome
 from callyard.ids import CallId, ExecutorId
 from callyard.scheduler.calls import CallResult, FunctionTarget
+from callyard.scheduler.commands import BindCall
 from callyard.scheduler.core import Scheduler
+from callyard.scheduler.executors import is_current, score
 from callyard.testing.executors import FakeExecutor, SideEffects
 from callyard.testing.scheduler_workload import Job, output_of
 
@@ -51,6 +53,39 @@ def check_what_runs(executors: Sequence[FakeExecutor], targets: Mapping[CallId, 
     for target, calls in owners.items():
         assert target.max_concurrency is not None
         assert len(calls) <= target.max_concurrency, f"max_concurrency of {target.function_id}: {sorted(calls)}"
+
+
+def check_line(scheduler: Scheduler, bind: BindCall) -> None:
+    """Just bound: the line at that executor is no longer than it may be (X91)."""
+    call, ex = scheduler._calls[bind.call_id], scheduler._index.executors[bind.executor_id]
+    if call.parent is None and scheduler._config.queue_ahead_ms:
+        assert ex.unbegun <= ex.lookahead.limit, f"line_is_short: {ex.unbegun} at {bind.executor_id}"
+
+
+def find_free(scheduler: Scheduler, now_ms: int) -> set[ExecutorId]:
+    """Executors that hold nothing, and might take a call of what they are bound to."""
+    config = scheduler._config
+    return {
+        executor_id
+        for executor_id, ex in scheduler._index.executors.items()
+        if ex.is_idle and score(ex, config) is not None and is_current(ex, now_ms)
+    }
+
+
+def check_nothing_waits_beside(scheduler: Scheduler, waiting: set[tuple[CallId, int]], free: set[ExecutorId]) -> None:
+    """`waiting`: attempts that have stood in a line for long. Tool calls may have to: of others' half (`shares`)."""
+    for call_id, attempt_seq in waiting:
+        call = scheduler._calls.get(call_id)
+        if call is None or call.attempt_seq != attempt_seq or call.executor is None or call.stopping is not None:
+            continue
+        task = call.task
+        if task.stop_reason is not None or not task.plan.uses_slot or call.placement in scheduler._turns.placements():
+            continue
+        for executor_id in free:
+            other = scheduler._index.executors[executor_id]
+            assert other is call.executor or not other.fits(call.placement), (
+                f"nothing_waits_beside_an_idle_one: {call_id} at {call.executor.executor_id} beside {executor_id}"
+            )
 
 
 def check_end(scheduler: Scheduler, jobs: Sequence[Job], effects: SideEffects) -> None:

@@ -147,6 +147,10 @@ def draw_config(rng: Random) -> SchedulerConfig:
         waiting_tasks_max=rng.choice((1, 1_024)),
         max_collected_output_bytes=rng.choice((0, 0, 0, 200)),
         max_subcall_depth=rng.choice((1, 3, 8)),
+        queue_ahead_ms=rng.choice((0, 5, 5)),
+        instance_fairness=rng.random() < 0.5,
+        instance_fairness_quantum=rng.choice((0, 1, 3)),
+        tenant_weights=rng.choice(({}, {Tenant("tenant-1"): 3})),
         cache_entries=rng.choice((1, 65_536)),
         cache_bytes_max=rng.choice((30, 1 << 25)),
     )

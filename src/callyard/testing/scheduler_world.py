@@ -3,7 +3,8 @@
 `SchedulerWorld` plays the worker's actor and its adapter. Everything that may go wrong between them and an executor
 does, as the seed draws it: see `Faults`. What is checked: the scheduler's invariants after each turn (sampled), that
 the epilogue left nothing to settle, that core and adapter hold the same reservations, that credits stay within their
-window, that what really runs keeps to `max_concurrency`, `exclusive` and X64; and in the end one result per index in
+window, that what really runs keeps to `max_concurrency`, `exclusive` and X64, that no line is longer than it may be and
+none stands still for long beside a free executor (X91); and in the end one result per index in
 order, that results say what the executors' log says of attempts and effects, that equal calls have equal outputs, and
 that nothing is left behind. Calls call others, to the depth that is allowed; some of them close rings. There may be
 bundles, a named pool, and pools that keep tenants apart: what an executor is sent is of one placement.
@@ -27,7 +28,14 @@ from callyard.scheduler.core import Scheduler
 from callyard.scheduler.executors import ExecutorSnapshot
 from callyard.scheduler.placement import DEFAULT_POOL, Placement, PoolName
 from callyard.testing.executors import FakeExecutor, Frame, SideEffects
-from callyard.testing.scheduler_checks import check_core, check_end, check_what_runs
+from callyard.testing.scheduler_checks import (
+    check_core,
+    check_end,
+    check_line,
+    check_nothing_waits_beside,
+    check_what_runs,
+    find_free,
+)
 from callyard.testing.scheduler_workload import FAR, Faults, Job, Offer, draw_config, draw_job, draw_script
 from callyard.testing.simulation import Simulation
 
@@ -86,6 +94,12 @@ class SchedulerWorld:
         self._links: dict[ExecutorId, _Link] = {}
         self._spawned = 0
         self.jobs = [draw_job(number, self.offer, self.faults, rng) for number in range(rng.randint(1, 8))]
+        self._looking = False
+        self._sent_at_ms: dict[tuple[CallId, int], int] = {}
+        self._asked_back: set[tuple[CallId, int]] = set()
+        """Attempts that were recalled before they were sent."""
+        self._free: set[ExecutorId] = set()
+        """Executors that had nothing to run and could take calls at the last tick."""
         self._turns = 0
         self._checked_turn = 0
 
@@ -149,7 +163,10 @@ class SchedulerWorld:
             now_ms = self._now_ms()
             commands = self.scheduler.flush_dirty_tasks(now_ms) + self.scheduler.try_dispatch_next(now_ms)
             if not commands and self.scheduler.is_settled:
-                return
+                break
+        if self.scheduler.wants_marks and not self._looking:
+            self._looking = True
+            self.simulation.after(self._rng.choice((1, 5, 20)), self._look)
 
     def _carry_out(self, command: c.SchedulerCommand) -> None:
         self.simulation.note(command)
@@ -192,6 +209,7 @@ class SchedulerWorld:
         else:
             link.reserved[command.call_id, command.attempt_seq] = False
             answer = e.ExecutorBound(command.call_id)
+            check_line(self.scheduler, command)
         self.simulation.note(answer)
         for more in self.scheduler.handle(answer, self._now_ms()):
             self._carry_out(more)
@@ -210,11 +228,12 @@ class SchedulerWorld:
             depth = command.call_id.count("/")
             script = draw_script(self.faults, self._scripts, command.target, command.args, depth, self.offer)
             self._note_placement(link, command)
+            self._sent_at_ms[key] = self._now_ms()
             executor, below = link.executor, bool(command.parent_call_id)
             self._outward(
                 link, lambda: executor.execute(command.call_id, command.attempt_seq, script, is_subcall=below)
             )
-            if self._rng.random() < self.faults.given_back:
+            if self._rng.random() < self.faults.given_back or key in self._asked_back:
                 self._outward(link, lambda: executor.give_back(*key))
 
     def _note_dispatch(self, command: c.DispatchCall) -> None:
@@ -240,6 +259,12 @@ class SchedulerWorld:
     def _cancel(self, command: c.CancelCall) -> None:
         key = (command.call_id, command.attempt_seq)
         link = self._links[command.executor_id]
+        if command.reason is None:
+            if key in self._sent_at_ms:
+                self._outward(link, lambda: link.executor.give_back(*key))
+            else:  # an executor is sent things in the order in which they were commanded
+                self._asked_back.add(key)
+            return
         if key in link.reserved:
             link.reserved[key] = True
         self._outward(link, lambda: link.executor.cancel(*key))
@@ -357,8 +382,37 @@ class SchedulerWorld:
             if rng.random() < faults.silence:
                 link.silent_until_ms = now_ms + rng.choice((1_000, 6_000))
         self._make_room()
+        self._check_lines()
         if not self.is_over():
             self.simulation.after(TICK_MS, self._tick)
+
+    def _check_lines(self) -> None:
+        """X91: no call stands in a line for long while another executor stays free for it."""
+        now_ms = self._now_ms()
+        waiting = {
+            key
+            for link in self._links.values()
+            for key, attempt in link.executor.held.items()
+            if not (attempt.begun or attempt.is_subcall or link.lost) and now_ms - self._sent_at_ms[key] > 2 * TICK_MS
+        }
+        free = find_free(self.scheduler, now_ms)
+        if self.config.queue_ahead_ms:
+            check_nothing_waits_beside(self.scheduler, waiting, self._free & free)
+        self._free = free
+
+    def _look(self) -> None:
+        """What the pages show, when the scheduler would see it."""
+        self._looking = False
+        marks = [
+            e.ExecutorMarks(
+                executor_id,
+                tuple(attempt for attempt in link.executor.begun_marks() if attempt in link.reserved),
+                link.executor.running_call() is not None,
+            )
+            for executor_id, link in self._links.items()
+            if link.attached and not link.lost
+        ]
+        self.post(e.MarksRead(tuple(marks)))
 
     def _make_room(self) -> None:
         """For subcalls that no executor may ever take, one leaves its slot to another process."""
@@ -367,7 +421,7 @@ class SchedulerWorld:
         self._stranded_ticks = {placement: ticks.get(placement, 0) + 1 for placement in stranded}
         for placement, count in self._stranded_ticks.items():
             here = [link for link in self._links.values() if link.pool == placement.pool and not link.aside]
-            if count > 2 and all(link.attached and link.reserved and not link.lost for link in here):
+            if count > 2 and here and all(link.attached and link.reserved and not link.lost for link in here):
                 link = self._rng.choice(here)
                 link.aside = True
                 self.post(e.ExecutorSealed(link.executor.executor_id))

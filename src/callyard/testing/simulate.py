@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from callyard.testing.dispatch_world import DispatchWorld
+from callyard.testing.fairness_world import FairnessWorld
 from callyard.testing.host_world import HostWorld
 from callyard.testing.scheduler_world import SchedulerWorld
 from callyard.testing.simulation import Simulation, SimulationFailed, World, run_world
 
 WORLDS: Final[Mapping[str, Callable[[Simulation], World]]] = {
     "dispatch": DispatchWorld,
+    "fairness": FairnessWorld,
     "host": HostWorld,
     "scheduler": SchedulerWorld,
 }

@@ -40,7 +40,12 @@ def encode_frame(json_body: bytes, sidecar: bytes | None = None) -> bytes:
         return _pack_length(size) + json_body
     size = SIDECAR_HEAD_BYTES + len(json_body) + len(sidecar)
     check_frame_bytes(size)
-    return b"".join((_pack_length(size), SIDECAR_MAGIC, _pack_length(len(json_body)), json_body, sidecar))
+    return _pack_length(size) + join_body(json_body, sidecar)
+
+
+def join_body(json_part: bytes, *raw: bytes | bytearray | memoryview) -> bytes:
+    """A body of JSON and a sidecar: the inverse of `split_body`."""
+    return b"".join((SIDECAR_MAGIC, _pack_length(len(json_part)), json_part, *raw))
 
 
 def split_body(body: bytes) -> tuple[bytes, bytes | None]:

@@ -17,7 +17,7 @@ from msgspec import Meta, Raw
 from callyard.errors import ErrorKind, Outcome
 from callyard.ids import CallId, CallNumber, Digest, ExecutorId, FunctionId, RequestId, TaskId, Tenant
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 EXECUTE_CALLS_MAX: Final = 64
 """Most calls in one ExecuteCalls (X94)."""
 RECALLED: Final = "recalled"
@@ -59,6 +59,27 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, tag_fi
     """One frame's envelope."""
 
 
+# --- both ways ---------------------------------------------------------------------------------
+
+
+class Stored(_Payload, frozen=True):
+    """Where in the arena a value lies that is too large for a frame (X95). Its field in the message is then null."""
+
+    grant: Natural
+    offset: Natural
+    length: Natural
+
+
+class ArenaReleasedPayload(_Payload, frozen=True):
+    grants: list[Natural]
+
+
+class ArenaReleased(_Message, frozen=True, tag="ArenaReleased"):
+    """These values were copied out of the arena: their places may be used again."""
+
+    payload: ArenaReleasedPayload
+
+
 # --- worker -> executor ------------------------------------------------------------------------
 
 
@@ -90,6 +111,20 @@ class Promises(_Payload, frozen=True):
     preempt: bool = False
 
 
+class ResultForm(_Payload, frozen=True):
+    """What the result of a call is to be."""
+
+    binary: bool = False
+    """JSON beside binary parts (`wire.values`) is welcome; else it is all JSON."""
+    nan_null: bool = False
+    """NaN and infinities are null; else they are the call's failure, unless the function says so itself."""
+    bytes_max: Natural = 0
+    """Most bytes, where the function names no maximum of its own; 0: no limit but the arena's."""
+
+
+JSON_FORM: Final = ResultForm()
+
+
 class ExecuteCallPayload(_Payload, frozen=True):
     task_id: TaskId
     function_id: FunctionId
@@ -115,6 +150,8 @@ class ExecuteCallPayload(_Payload, frozen=True):
     """Tell what it prints and logs, and its progress, while it runs: CallEvents (X58, X59)."""
     check_only: bool = False
     """Bind the arguments, call nothing, and answer null."""
+    result_form: ResultForm = JSON_FORM
+    args_at: Stored | None = None
 
 
 class ExecuteCall(_Message, frozen=True, tag="ExecuteCall"):
@@ -147,6 +184,7 @@ class ExecuteCallsPayload(_Payload, frozen=True):
     promises: Promises = Promises()
     events: bool = False
     check_only: bool = False
+    result_form: ResultForm = JSON_FORM
 
 
 class ExecuteCalls(_Message, frozen=True, tag="ExecuteCalls"):
@@ -168,6 +206,7 @@ class ResumeCallPayload(_Payload, frozen=True):
     result: Raw = NULL
     error: WireError | None = None
     budget_used_ms: Natural = 0
+    result_at: Stored | None = None
 
 
 class ResumeCall(_Message, frozen=True, tag="ResumeCall"):
@@ -229,6 +268,7 @@ class SubcallRequest(_Payload, frozen=True):
     granted_budget_ms: Natural = 0
     spread: bool = False
     """May run on another executor of the bundle (X30)."""
+    args_at: Stored | None = None
 
 
 class CodeRequest(_Payload, frozen=True):
@@ -265,6 +305,9 @@ class CallCompletedPayload(_Payload, frozen=True):
     timing: Timing | None = None
     notes: list[str] = []
     """What the call changed in its process and was put back, or left behind (X57)."""
+    output_at: Stored | None = None
+    run_us: Natural = 0
+    """How long code of it ran (X91)."""
 
 
 class CallCompleted(_Message, frozen=True, tag="CallCompleted"):
@@ -306,6 +349,8 @@ class SettledCall(_Payload, frozen=True):
 
 class CallsSettledPayload(_Payload, frozen=True):
     calls: list[SettledCall]
+    run_us: Natural = 0
+    """How long code of them ran, together (X91)."""
 
 
 class CallsSettled(_Message, frozen=True, tag="CallsSettled"):
@@ -378,6 +423,10 @@ class DescribedFunction(_Payload, frozen=True):
     """By parameter, as JSON: `callyard.functions.completion.Completion`."""
     own_schema: bool = False
     """`input_schema` is the author's own and is checked as it stands; else it shows the signature."""
+    binary: bool = False
+    """Its results may hold bytes, arrays or tables."""
+    defined: str = ""
+    """`module:qualified name` of its definition, in the bundle: the target may have imported it, or renamed it."""
 
 
 class DescribedPayload(_Payload, frozen=True):
@@ -393,5 +442,7 @@ class Described(_Message, frozen=True, tag="Described"):
     payload: DescribedPayload
 
 
-WorkerMessage = ExecuteCall | ExecuteCalls | ResumeCall | CancelCall | HeartbeatAck | Describe
-ExecutorMessage = CallCompleted | CallsSettled | CallFailed | CallWaiting | Heartbeat | CallEvent | Described
+WorkerMessage = ExecuteCall | ExecuteCalls | ResumeCall | CancelCall | HeartbeatAck | Describe | ArenaReleased
+ExecutorMessage = (
+    CallCompleted | CallsSettled | CallFailed | CallWaiting | Heartbeat | CallEvent | Described | ArenaReleased
+)

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from heapq import heappop, heappush
 from random import Random
@@ -20,7 +20,7 @@ from typing import Final, Protocol, assert_never
 import msgspec
 
 from callyard.clock import Clock
-from callyard.errors import CallFailure, ErrorKind, InvalidTransition, ProtocolError, fail
+from callyard.errors import KIND_RULES, CallFailure, ErrorKind, InvalidTransition, Outcome, ProtocolError, fail
 from callyard.ids import CallId, CallNumber, Digest, ExecutorId, FunctionId, RequestId, TaskId, task_of
 from callyard.scheduler import Scheduler, SchedulerConfig, StopReason, TaskPlan
 from callyard.scheduler import commands as c
@@ -32,8 +32,10 @@ from callyard.scheduler.events import SchedulerEvent
 from callyard.scheduler.placement import Placement, PoolName
 from callyard.scheduler.statistics import Demand, SchedulerStatistics, TaskProgress
 from callyard.scheduler.subcalls import budget_left_ms, ties_of
+from callyard.wire.arena import ArenaTooSmall
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import (
+    JSON_FORM,
     NULL,
     BatchedCall,
     CallContext,
@@ -45,11 +47,15 @@ from callyard.wire.messages import (
     ExecuteCall,
     ExecuteCallPayload,
     Promises,
+    ResultForm,
     ResumeCall,
     ResumeCallPayload,
+    Stored,
     WaitKind,
     WireError,
 )
+from callyard.wire.values import is_packed, json_of
+from callyard.worker.begun import BegunRows
 from callyard.worker.io.hub import IoAnswer, IoHub, TaskIoOptions
 from callyard.worker.link import IDEMPOTENT, ExecutorLink, LinkEvent, SubcallAsked
 from callyard.worker.subcall_trail import SubcallTrail
@@ -62,9 +68,14 @@ _CANCEL_REASONS: Final = {
     StopReason.SHUTTING_DOWN: CancelReason.SHUTTING_DOWN,
 }
 DEFAULT_CONTEXT: Final = CallContext()
+LOOK_S_MIN: Final = 0.001
+LOOK_S_MAX: Final = 0.02
+"""Between two looks at the begun-marks: the shortest while looks let calls go on, doubled while they do not."""
 _SUBCALL_NUMBERS: Final = itertools.count(1)
 """One sequence for the whole process, so that no two subcalls have one name (X24)."""
 _UNPROMISED: Final = Promises()
+_SUBCALL_FORM: Final = ResultForm(binary=True)
+"""Of a subcall: its parent is Python. Where a result is never binary it is JSON, which roots may share (X15)."""
 
 
 class TaskListener(Protocol):
@@ -92,6 +103,11 @@ class TaskListener(Protocol):
         ...
 
     @property
+    def result_form(self) -> ResultForm:
+        """Of its root calls."""
+        ...
+
+    @property
     def audits(self) -> Mapping[Digest, str]:
         """The audit's verdict on each bundle of the view, by its id."""
         ...
@@ -111,6 +127,11 @@ class TaskListener(Protocol):
 
     @property
     def deadline_at_ms(self) -> int | None: ...
+
+    @property
+    def begun(self) -> BegunRows | None:
+        """Where it is noted which of its calls have begun, for whoever comes after a kill (X88); None: nowhere."""
+        ...
 
 
 class TaskOpened(msgspec.Struct, frozen=True):
@@ -202,11 +223,18 @@ class Actor:
         self._paused: set[ExecutorLink] = set()
         """Links whose reading waits for the inbox to empty."""
         self._listeners: dict[TaskId, TaskListener] = {}
+        self._noted: dict[TaskId, BegunRows] = {}
+        """Of tasks whose begun calls are noted."""
         self._next_number = 0
         self._retries: list[tuple[int, int, CallId]] = []
         """Heap of due retries: instant, tie-breaker, call. They share one timer (X39)."""
         self._retry_timer: asyncio.TimerHandle | None = None
         self._retry_count = 0
+        self._look_timer: asyncio.TimerHandle | None = None
+        """The next look at the begun-marks (X91)."""
+        self._look_delay_s = LOOK_S_MIN
+        self._bound_before_look = 0
+        """Calls bound when the pages were read last."""
         self._on_protocol_error = on_protocol_error
         self._on_cancel_sent = on_cancel_sent
         self._on_failed = on_failed
@@ -256,6 +284,13 @@ class Actor:
         call = self._scheduler.find_call(call_id)
         return None if call is None else (call.index, call.target.function_id)
 
+    def takes_binary(self, call_id: CallId) -> bool:
+        """Whether whoever asked for this call can read a result with binary parts."""
+        call = self._scheduler.find_call(call_id)
+        if call is None:
+            return True  # it is over: nobody looks at what it says
+        return call.target.binary if call.parent is not None else call.task.plan.binary
+
     def exclusive_waiting(self, pool: PoolName) -> int:
         """Ready calls that wait for an executor of their own."""
         return self._scheduler.exclusive_waiting(pool)
@@ -295,6 +330,37 @@ class Actor:
         if call is not None:
             self._listeners[call.task.task_id].on_call_event(call.index, message.payload)
 
+    def note_begun(self, calls: Iterable[CallId]) -> None:
+        """These had begun in an executor whose marks go now."""
+        if self._noted:
+            for call_id in calls:
+                self._note_begun(call_id)
+
+    def _note_end(self, event: e.CallCompleted | e.AttemptFailed) -> None:
+        """Before its context is free: then the mark may be overwritten."""
+        if isinstance(event, e.AttemptFailed):
+            outcome = KIND_RULES[event.kind].outcome if event.outcome is None else event.outcome
+            if event.recalled or outcome is Outcome.NOT_RUN:
+                return
+        self._note_begun(event.call_id)
+
+    def _note_begun(self, call_id: CallId) -> None:
+        begun = self._noted.get(task_of(call_id))
+        call = None if begun is None else self._scheduler.find_call(call_id)
+        if begun is not None and call is not None and call.parent is None and not call.target.may_run_again:
+            begun.end(call.index)
+
+    def _note_sent(self, command: c.DispatchCall, number: CallNumber) -> None:
+        """A call without a promise is about to be sent; a subcall's root must not run again by its own (X64)."""
+        begun = self._noted.get(command.task_id)
+        call = None if begun is None else self._scheduler.find_call(command.call_id)
+        if begun is None or call is None:
+            return
+        if call.parent is None:
+            begun.bind(call.index, number)
+        else:
+            begun.note_effect(call.index)
+
     def check_invariants(self) -> None:
         self._scheduler.check_invariants()
 
@@ -302,8 +368,9 @@ class Actor:
         """No more turns."""
         self._failed = True
         self._inbox.clear()
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
+        for timer in (self._retry_timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
 
     # --- the turn -----------------------------------------------------------------------------------------------
 
@@ -322,6 +389,8 @@ class Actor:
             for _ in range(min(len(inbox), TURN_EVENTS_MAX)):
                 self._take(inbox.popleft(), now_ms)
             self._settle(now_ms)
+            if self._look_timer is None and self._scheduler.wants_marks:
+                self._look_later()
         except Exception as error:  # noqa: BLE001  # a bug of ours: fail loudly, carry nothing on
             self._failed = True
             self._on_failed(error)
@@ -340,6 +409,24 @@ class Actor:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
+    def _look_later(self) -> None:
+        """Read the pages soon. A look that let several calls go on is followed by the next at once: calls that only
+        wait show nothing but their marks."""
+        helped = self._next_number - self._bound_before_look > len(self._links)
+        self._look_delay_s = LOOK_S_MIN if helped else min(2 * self._look_delay_s, LOOK_S_MAX)
+        self._look_timer = self._loop.call_later(self._look_delay_s, self._look)
+
+    def _look(self) -> None:
+        self._look_timer = None
+        self._bound_before_look = self._next_number
+        marks = [
+            e.ExecutorMarks(executor_id, link.begun_attempts(), link.marks.running() is not None)
+            for executor_id, link in self._links.items()
+            if link.seats
+        ]
+        if marks:
+            self.post(e.MarksRead(tuple(marks)))
+
     def _settle(self, now_ms: int) -> None:
         scheduler = self._scheduler
         while True:
@@ -352,6 +439,8 @@ class Actor:
 
     def _take(self, post: Post, now_ms: int) -> None:
         if isinstance(post, e.Event):
+            if self._noted and isinstance(post, e.CallCompleted | e.AttemptFailed):
+                self._note_end(post)
             try:
                 self._execute(self._scheduler.handle(post, now_ms), now_ms)
             except ProtocolError as error:
@@ -390,7 +479,7 @@ class Actor:
             attempt_seq=asked.attempt_seq,
             request_id=asked.request_id,
             target=target,
-            args=bytes(subcall.args),
+            args=asked.args,
             granted_budget_ms=subcall.granted_budget_ms,
             spread=subcall.spread,
             failure=failure,
@@ -405,7 +494,7 @@ class Actor:
         if parent.parent is not None:
             above = (parent.parent.call_id, ties_of(parent).request_id)
         subcall = asked.subcall
-        trail.begin((asked.call_id, asked.request_id), above, subcall.function_id, bytes(subcall.args))
+        trail.begin((asked.call_id, asked.request_id), above, subcall.function_id, json_of(asked.args))
 
     def _open(self, plan: TaskPlan, listener: TaskListener) -> bool:
         failure = self._scheduler.commit_task(plan)
@@ -413,6 +502,8 @@ class Actor:
             listener.on_rejected(failure)
             return False
         self._listeners[plan.task_id] = listener
+        if listener.begun is not None:
+            self._noted[plan.task_id] = listener.begun
         return True
 
     def _execute(self, commands: list[SchedulerCommand], now_ms: int) -> None:
@@ -436,6 +527,7 @@ class Actor:
                     if command.task_id in self._io_tasks:
                         self._io_tasks.remove(command.task_id)
                         self._io.end_task(command.task_id)
+                    self._noted.pop(command.task_id, None)
                     self._listeners.pop(command.task_id).on_converged(command)
                 case c.StopCallProduction():
                     self._listeners[command.task_id].on_stop_production(command.reason)
@@ -459,6 +551,8 @@ class Actor:
             return
         for dispatch in self._scheduler.handle(e.ExecutorBound(command.call_id), now_ms):
             assert isinstance(dispatch, c.DispatchCall), f"a bound call is dispatched, not {dispatch}"
+            if self._noted and not dispatch.target.may_run_again:
+                self._note_sent(dispatch, number)
             self._dispatch(dispatch, link, number, now_ms)
 
     def _dispatch(self, command: c.DispatchCall, link: ExecutorLink, number: CallNumber, now_ms: int) -> None:
@@ -471,7 +565,12 @@ class Actor:
         context = listener.context
         if context is not DEFAULT_CONTEXT or command.attempt != 1:
             context = _context_of(command, listener, now_ms)
-        elif target.idempotent and not command.parent_call_id and len(command.args) <= BATCHED_ARGS_BYTES_MAX:
+        elif (
+            target.idempotent
+            and not command.parent_call_id
+            and len(command.args) <= BATCHED_ARGS_BYTES_MAX
+            and not is_packed(command.args)
+        ):
             if link.send_with_others(
                 command.task_id,
                 target,
@@ -480,18 +579,30 @@ class Actor:
                 command.budget_ms,
                 listener.audits.get(target.digest, ""),
                 listener.wants_events,
+                listener.result_form,
                 BatchedCall(command.call_id, command.attempt_seq, msgspec.Raw(command.args), number),
             ):
                 self._touched.add(link)
             else:
                 self._refuse(command, now_ms)
             return
+        try:
+            placed = link.place(command.args, command.call_id, command.attempt_seq)
+        except ArenaTooSmall as error:
+            self._reject(command, ErrorKind.SCHEMA, f"its arguments are {error}", now_ms)
+            return
+        except OSError as error:
+            self._reject(command, ErrorKind.RESOURCE_LIMIT, f"no memory for its arguments: {error}", now_ms)
+            return
+        if placed is None:
+            self._refuse(command, now_ms)
+            return
         payload = ExecuteCallPayload(  # by position: this runs for every call
             command.task_id,
             target.function_id,
             target.digest,
             command.attempt_seq,
-            msgspec.Raw(command.args),
+            placed.raw,
             number,
             listener.takes_rows and not command.parent_call_id,
             command.strings,
@@ -503,9 +614,11 @@ class Actor:
             context,
             listener.wants_events,
             target.check_only,
+            listener.result_form if not command.parent_call_id else _SUBCALL_FORM if target.binary else JSON_FORM,
+            placed.at,
         )
         try:
-            frame = encode_message(ExecuteCall(command.call_id, payload))
+            frame = encode_message(ExecuteCall(command.call_id, payload), placed.sidecar)
         except ProtocolError as error:
             self._reject(command, ErrorKind.SCHEMA, f"it cannot be sent: {error}", now_ms)
             return
@@ -528,12 +641,27 @@ class Actor:
         if listener is not None and listener.trail is not None:
             listener.trail.end((command.call_id, command.request_id), command.failure)
         link = self._links.get(command.executor_id)
-        if link is None:
-            return  # its loss is on its way, and ends the call
-        error, result = None, msgspec.Raw(command.output or b"null")
+        if link is not None:  # else its loss is on its way, and ends the call
+            self._answer_subcall(command, link)
+
+    def _answer_subcall(self, command: c.ResumeParent, link: ExecutorLink) -> None:
+        ids = (command.call_id, command.request_id, WaitKind.SUBCALL, command.attempt_seq)
         if command.failure is not None:
-            error, result = wire_error(command.failure), NULL
-        self.resume(link, command.call_id, command.request_id, WaitKind.SUBCALL, command.attempt_seq, result, error)
+            self.resume(link, *ids, NULL, wire_error(command.failure))
+            return
+        try:
+            placed = link.place(command.output or b"null", command.call_id, command.attempt_seq)
+        except (ArenaTooSmall, OSError) as error:
+            self.resume(link, *ids, NULL, WireError(ErrorKind.RESULT, f"the result is {error}"))
+            return
+        if placed is None:
+            link.when_arena_has_room(partial(self._answer_late, command, link))
+            return
+        self.resume(link, *ids, placed.raw, None, body=placed.sidecar, result_at=placed.at)
+
+    def _answer_late(self, command: c.ResumeParent, link: ExecutorLink) -> None:
+        if (command.call_id, command.attempt_seq) in link.seats:  # else nobody waits for it any more
+            self._answer_subcall(command, link)
 
     def resume(
         self,
@@ -547,11 +675,12 @@ class Actor:
         *,
         body: bytes | None = None,
         budget_used_ms: int = 0,
+        result_at: Stored | None = None,
     ) -> None:
         """Send a ResumeCall; the scheduler hears of it once it was flushed, or that it could not be sent (X66)."""
         charged_ms = budget_used_ms if kind is WaitKind.IO else 0
         tell_resumed = partial(self.post, e.CallResumed(call_id, attempt_seq, request_id, charged_ms))
-        payload = ResumeCallPayload(kind, attempt_seq, result, error, budget_used_ms)
+        payload = ResumeCallPayload(kind, attempt_seq, result, error, budget_used_ms, result_at)
         try:
             sent = link.send_when_room(ResumeCall(call_id, request_id, payload), tell_resumed, body)
         except ProtocolError as too_large:
@@ -573,6 +702,10 @@ class Actor:
         link = self._links.get(command.executor_id)
         if link is None:
             return  # its loss is on its way, and ends the call
+        if command.reason is None:
+            if link.send(CancelCall(command.call_id, CancelCallPayload(CancelReason.RECALL, command.attempt_seq))):
+                self._touched.add(link)
+            return
         reason = _CANCEL_REASONS.get(command.reason, CancelReason.CANCELLED)
         payload = CancelCallPayload(reason, command.attempt_seq)
         if link.send(CancelCall(command.call_id, payload)):

@@ -21,6 +21,7 @@ import msgspec
 
 from callyard.errors import CallFailure, ErrorKind, UsageError, fail
 from callyard.functions.encoding import ResultMisfit, encode_canonical
+from callyard.functions.packing import encode_crossing
 from callyard.wire.frames import FRAME_BYTES_MAX
 from callyard.worker.compression import broken_data, open_compressed, split_format
 
@@ -486,7 +487,9 @@ class IterableSource:
     A value that JSON cannot hold is that row's failure. What the iterable raises passes through.
     """
 
-    def __init__(self, values: Iterable[Any], *, strings: bool = False, name: str = "rows") -> None:
+    def __init__(
+        self, values: Iterable[Any], *, strings: bool = False, name: str = "rows", nan_null: bool = False
+    ) -> None:
         if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):
             raise UsageError(f"rows must be a list or another iterable of rows, got {type(values).__name__}")
         if hasattr(values, "iterrows") or hasattr(values, "iter_rows"):
@@ -496,6 +499,7 @@ class IterableSource:
             )
         self._values = values
         self._strings = strings
+        self._nan_null = nan_null
         self.name = name
         self.total: int | None = len(values) if isinstance(values, Sized) else None
         self.may_block = not isinstance(values, Sequence)
@@ -510,15 +514,17 @@ class IterableSource:
             self._taken = index + 1
             try:
                 is_row = type(value) in _ROW_TYPES or isinstance(value, Mapping | list | tuple)
-                args = encode_canonical(value if is_row else [value])
+                args = self._encode(value if is_row else [value])
             except ResultMisfit as misfit:
                 details = {**misfit.details, "row": index}
                 yield Row(index, failure=fail(ErrorKind.SCHEMA, f"row {index}: {misfit.message}", **details))
                 continue
-            if len(args) > LINE_BYTES_MAX:
-                yield Row(index, failure=too_large(len(args), "row", index))
-            else:
-                yield Row(index, args, None, self._strings)
+            yield Row(index, args, None, self._strings)
+
+    def _encode(self, row: Any) -> bytes:
+        if self._strings:
+            return encode_canonical(row, nan_null=self._nan_null)
+        return encode_crossing(row, canonical=True, nan_null=self._nan_null)
 
 
 FileSource: TypeAlias = "JsonlSource | CsvSource | ParquetSource"
@@ -580,14 +586,16 @@ FORMATS: Final = "jsonl (or ndjson), csv, tsv, json or parquet, text also with .
 _CALLED: Final = {"jsonl": "JSON Lines", "ndjson": "JSON Lines", "csv": "CSV", "tsv": "CSV", "parquet": "Parquet"}
 
 
-def open_rows(rows: Iterable[Any]) -> IterableSource | FrameSource:
+def open_rows(rows: Iterable[Any], *, nan_null: bool = False) -> IterableSource | FrameSource:
     """The source for rows in memory: a pandas or Polars frame, an Arrow table, or any iterable of rows.
+
+    `nan_null`: NaN and infinities are null, as they always are in a frame.
 
     Raises `UsageError` for what is none of these.
     """
     from callyard.worker.tables import FrameSource, is_frame
 
-    return FrameSource(rows) if is_frame(rows) else IterableSource(rows)
+    return FrameSource(rows) if is_frame(rows) else IterableSource(rows, nan_null=nan_null)
 
 
 def _standard_input() -> IO[bytes]:

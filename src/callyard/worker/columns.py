@@ -15,7 +15,10 @@ import msgspec
 
 from callyard.errors import UsageError
 from callyard.functions.described import UNCHECKED
+from callyard.functions.encoding import encode_value
+from callyard.functions.packing import decode_crossing, encode_crossing
 from callyard.functions.registry import FunctionSpec
+from callyard.wire.values import is_packed, json_of
 from callyard.worker.builders import CallSource, Row, shorten_names
 
 Extra = Literal["refuse", "ignore"]
@@ -114,13 +117,14 @@ class FittedRows:
     def _fit(self, row: Row) -> Row:
         if self._checked and not self._drops and self._id is None:
             return self._repeating(row, None) if self._with_args else row
-        if row.args[:1] != b"{":
+        named = json_of(row.args)  # what is binary is null there
+        if named[:1] != b"{":
             if not self._checked and (self._id is not None or self._wanted is not None):
                 option = "id" if self._id is not None else "columns"
                 raise UsageError(f"{self.name}: {option} names a column, but the first row is an array, without names")
             self._checked = True
             return self._repeating(row, None)
-        cells = _CELLS.decode(row.args)
+        cells = _CELLS.decode(named)
         if not self._checked:
             self._check(tuple(cells))
             if self._wanted is not None or self._extra == "ignore":
@@ -129,7 +133,7 @@ class FittedRows:
         if self._drops:
             kept = {name: cell for name, cell in cells.items() if self._keeps(name)}
             if len(kept) < len(cells):
-                row = msgspec.structs.replace(row, args=_ENCODE(kept))
+                row = msgspec.structs.replace(row, args=_keep(row.args, kept))
         return self._repeating(row, id)
 
     def _keeps(self, name: str) -> bool:
@@ -142,7 +146,8 @@ class FittedRows:
     def _repeating(self, row: Row, id: msgspec.Raw | None) -> Row:
         members = [] if self._id is None else [b'"id":' + bytes(_NULL if id is None else id)]
         if self._with_args:
-            members.append(b'"args":' + row.args.replace(b"\n", b" ").replace(b"\r", b" "))
+            args = row.args if not is_packed(row.args) else encode_value(decode_crossing(row.args))
+            members.append(b'"args":' + args.replace(b"\n", b" ").replace(b"\r", b" "))
         return msgspec.structs.replace(row, echo=b",".join(members)) if members else row
 
     def _check(self, names: Sequence[str]) -> None:
@@ -197,6 +202,14 @@ def _takes_others(schema: Mapping[str, Any]) -> bool:
     """Whether there are names that the schema does not show."""
     unchecked = schema.get(UNCHECKED)
     return unchecked is True or (isinstance(unchecked, list) and "additionalProperties" in unchecked)
+
+
+def _keep(args: bytes, kept: Mapping[str, msgspec.Raw]) -> bytes:
+    """`args`, an object, with these of its members."""
+    if not is_packed(args):
+        return _ENCODE(kept)
+    whole = decode_crossing(args)
+    return encode_crossing({name: whole[name] for name in kept}, canonical=True)
 
 
 def _suggest(name: str, names: Sequence[str]) -> str:

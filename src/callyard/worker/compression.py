@@ -7,7 +7,7 @@ import importlib
 import zlib
 from typing import IO, Any, Final, cast
 
-from callyard.errors import UsageError
+from callyard.extras import missing
 
 COMPRESSIONS: Final = {"gz": "gzip", "gzip": "gzip", "zst": "zstd", "zstd": "zstd"}
 _ZSTD_MODULES: Final = ("compression.zstd", "backports.zstd")
@@ -23,12 +23,12 @@ def split_format(name: str) -> tuple[str, str | None]:
 
 
 def open_compressed(name: str, file: IO[bytes], compression: str) -> IO[bytes]:
-    """The text in `file`, unpacked as it is read. Raises `UsageError` when the library for it is missing."""
+    """The text in `file`, unpacked as it is read. Raises UsageError when the library for it is missing."""
     if compression == "gzip":
         return cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
     zstd = _find_zstd()
     if zstd is None:
-        raise UsageError(f"{name}: zstd needs a package before Python 3.14: pip install 'callyard[zstd]'")
+        raise missing("zstd", f"{name}: zstd", "backports.zstd before Python 3.14")
     return cast(IO[bytes], zstd.ZstdFile(file))
 
 

@@ -1,14 +1,15 @@
 """The worker's settings: one frozen record, checked when built.
 
-The fields' names in the environment are `CALLYARD_` + the name in `ENVIRONMENT`; only the command line and the service
-read it. What follows from other settings is a property, so that the two cannot disagree. Source: call-execution X73.
+Each field says what its setting is, and how it may be given elsewhere follows from that (`callyard.settings`); only the
+command line and the service read variables and files. What follows from other settings is a property, so that the two
+cannot disagree. Source: call-execution X73.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Literal, get_args
 
@@ -19,10 +20,11 @@ from callyard.policy.restart import RestartPolicy
 from callyard.policy.stall import MARGIN_MS, derive_stall_timeout_ms
 from callyard.scheduler import SchedulerConfig
 from callyard.scheduler.placement import DEFAULT_POOL, PoolName
-from callyard.worker.sandbox.levels import Level, Limits, SandboxChoice, check_choice
+from callyard.settings import DAY_MS, Misfit, Setting, read_variables, setting, settings_of, suggest
+from callyard.worker.sandbox.levels import CHOICES, LEVELS, Level, Limits, SandboxChoice, check_choice
 
 MIB: Final = 1024 * 1024
-SECOND_MS: Final = 1_000
+_MEMORY_MAX: Final = 1 << 50
 
 
 class ExecutorSpawnMode(StrEnum):
@@ -46,13 +48,27 @@ def count_available_cpus() -> int:
     return max(1, min(cpus, allowed))
 
 
+def check_named_pool(name: str) -> None:
+    """Raises UsageError for what no named pool can be called."""
+    try:
+        check_pool_name(name)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    if name == DEFAULT_POOL:
+        raise UsageError(f"pool {name!r} is the worker's own: its settings are those of the worker")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """A named pool: what is its own. What it leaves None is the worker's."""
 
-    executors: int = 1  # processes that run its calls
-    executors_max: int = 0  # while exclusive calls wait; 0: no more than `executors`
-    spare_executors: int = 0
+    executors: int = setting(1, "processes that run its calls, all from the start", low=1, high=1_024)
+    executors_max: int = setting(
+        0, "processes while `exclusive` calls wait for one of their own; 0: no more than `executors`", high=4_096
+    )
+    spare_executors: int = setting(
+        0, "processes kept started and idle; none where the environment names `{slot}`", high=64
+    )
     executor_max_inflight: int | None = None
     executor_max_runnable: int | None = None
     executor_memory_high_watermark: int | None = None
@@ -65,19 +81,23 @@ class PoolConfig:
     sandbox_cpu_percent: int | None = None
     sandbox_subprocesses: bool | None = None
     after_interrupt: AfterInterrupt | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)  # {slot}: the number of its place, from 0
+    recycle_after_calls: int | None = None
+    recycle_above_rss: int | None = None
+    environment: Mapping[str, str] = setting(
+        dict, "variables of its processes; `{slot}` is the number of a process's place, from 0"
+    )
 
     def __post_init__(self) -> None:
-        for name, low, high in (("executors", 1, 1_024), ("executors_max", 0, 4_096), ("spare_executors", 0, 64)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise UsageError(f"{name} of a pool must be a whole number, got {value!r}")
-            _check_range(f"{name} of a pool", value, low, high)
+        for name in ("executors", "executors_max", "spare_executors", "environment"):
+            POOL_SETTINGS[name].check(getattr(self, name), f"{name} of a pool")
         environment: Mapping[Any, Any] = self.environment
         for name, value in environment.items():
             is_text = isinstance(name, str) and isinstance(value, str)
             if not is_text or not name or "=" in name or "\0" in name + value:
-                raise UsageError(f"environment of a pool must be names and texts, got {name!r}: {value!r}")
+                kind = "a text" if isinstance(value, str) else type(value).__name__  # the value may be a secret
+                raise Misfit(
+                    ("environment", str(name)), f"environment of a pool must be names and texts, got {name!r}: {kind}"
+                )
         if self.names_slot and self.spare_executors:
             raise UsageError("a pool whose environment names {slot} has no spares: they start before they have a place")
 
@@ -93,107 +113,212 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    executor_count: int = 0  # processes that run calls; 0: the CPUs this process may use
-    spare_executors: int = 1  # started and idle, to take a lost one's slot at once
-    executor_spawn_mode: ExecutorSpawnMode = ExecutorSpawnMode.PROCESS
-    sandbox: SandboxChoice | None = None  # goes before the spawn mode; None: auto in mode sandbox, off in mode process
-    sandbox_min: str | None = None  # the least that auto may come to; None: landlock
-    sandbox_memory_bytes: int = 2_048 * MIB  # 0: off; so are the others
-    sandbox_tmp_bytes: int = 128 * MIB
-    sandbox_processes: int = 64  # threads and processes
-    sandbox_open_files: int = 256
-    sandbox_cpu_percent: int = 0  # 100: one CPU
-    sandbox_subprocesses: bool = False
-    link_mode: LinkMode = "socketpair"
-    executor_max_inflight: int = 128  # root calls at one executor
-    executor_max_runnable: int = 128
-    executor_selection_sample_size: int = 0  # 0: all
-    executor_memory_high_watermark: int = 0  # bytes; 0: off
-    task_max_inflight_calls: int = 1_024
-    call_deadline_ms: int = 5_000  # what the stall timeout is derived from; `call`, `map` and `run` set no budget by it
-    scheduler_stall_timeout_ms: int | None = None  # None: call_deadline_ms + 5000
-    heartbeat_timeout_ms: int = 10_000  # raised to the stall timeout + 5000
-    heartbeat_interval_ms: int = 500
-    max_subcall_depth: int = 8
-    base_backoff_ms: int = 10
-    default_max_attempts: int = 3
-    instance_fairness: bool = False
-    instance_fairness_quantum: int = 0
-    max_collected_output_bytes: int = 0  # 0: off
-    executor_task_slots: int = 32
-    stream_build_enabled: bool = False  # a list of more than batch_max_rows streams anyway
-    max_outstanding_batches: int = 256
-    batch_rows: int = 64
-    batch_args_bytes: int = MIB
-    batch_max_rows: int = 8_192
-    batch_max_args_bytes: int = 32 * MIB
-    reorder_bytes_max: int = 64 * MIB
-    outbox_frames_max: int = 256
-    outbox_bytes_max: int = 8 * MIB
-    inbox_events_max: int = 4_096
-    restart_delay_ms: int = 1_000
-    max_restarts: int = 10
-    restart_window_ms: int = 60_000
-    backoff_ms: int = 30_000
-    attach_timeout_ms: int = 30_000
-    no_executor_timeout_ms: int = 60_000
-    start_timeout_ms: int = 60_000  # loading a bundle
-    audit_timeout_ms: int = 10_000  # one try of an audit policy; it has three
-    cancel_grace_ms: int = 250
-    drain_deadline_ms: int = 30_000
-    executor_python: str = ""  # a path, a virtual environment, a command, or auto; empty: the interpreter of the worker
-    executor_nice: int = 0  # how far executors step back behind other processes, 0..19; a server says 5
-    capture_locals: bool = False
-    executors_max: int = 0  # while exclusive calls wait; 0: four times the CPUs
-    after_interrupt: AfterInterrupt = "recycle"  # what becomes of an executor in which a call was interrupted
-    pools: Mapping[str, PoolConfig] = field(default_factory=dict)  # named pools, beside the worker's own
+    executor_count: int = setting(
+        0,
+        "processes that run calls; 0: the CPUs this process may use (affinity and cgroup quota)",
+        high=1_024,
+        also="executors",
+    )
+    executor_max_inflight: int = setting(
+        128, "calls at one executor at once; they take turns, and only one computes at a time", low=1, high=4_096
+    )
+    default_max_attempts: int = setting(
+        3, "most attempts of a call that may be retried", low=1, high=100, variable="CALL_RETRY_MAX_ATTEMPTS"
+    )
+    executor_memory_high_watermark: int = setting(
+        0, "an executor above this resident size takes no more calls; 0: off", high=_MEMORY_MAX, size=True
+    )
+    executor_nice: int = setting(
+        0, "how far executors step back behind other processes (`nice`); `callyard serve` says 5", high=19
+    )
+    executor_python: str = setting(
+        "",
+        "the interpreter of executors: a path, a virtual environment, a command, or `auto`, with which commands begin "
+        "(`$VIRTUAL_ENV`, else `.venv` in the target's project, else our own); empty: that of the worker",
+    )
+    start_timeout_ms: int = setting(60_000, "time to import the functions' file", low=100, high=DAY_MS)
+    audit_timeout_ms: int = setting(
+        10_000, "time of one try of an audit policy; without a verdict it is tried twice more", low=10, high=DAY_MS
+    )
+    drain_deadline_ms: int = setting(
+        30_000, "what running calls get when the worker closes, before they are cancelled", high=DAY_MS
+    )
+    capture_locals: bool = setting(False, "a failure also carries the local variables of the code that raised")
+    spare_executors: int = setting(1, "processes kept started and idle, to take a lost one's place at once", high=64)
+    executor_spawn_mode: ExecutorSpawnMode = setting(
+        ExecutorSpawnMode.PROCESS, "how executors are started: `process`, or `sandbox`", choices=ExecutorSpawnMode
+    )
+    link_mode: LinkMode = setting(
+        "socketpair",
+        "how executors are connected: `socketpair`, inherited, or `path`, a socket in the run's folder",
+        choices=get_args(LinkMode),
+    )
+    executor_max_runnable: int = setting(
+        128, "calls at one executor that are not waiting; one that has as many takes no more", low=1, high=4_096
+    )
+    executor_selection_sample_size: int = setting(0, "executors compared when a call is placed; 0: all", high=1_024)
+    task_max_inflight_calls: int = setting(
+        1_024, "calls of one list that are at executors at once", low=1, high=1_000_000
+    )
+    call_deadline_ms: int = setting(
+        5_000, "the budget that the stall timeout allows for; limits no call itself", high=DAY_MS
+    )
+    scheduler_stall_timeout_ms: int | None = setting(
+        None,
+        "an executor blocked so long by code that nothing interrupts is killed; derived: `call_deadline_ms` + 5,000;"
+        " longer for larger budgets, off while a call without a budget runs there",
+        low=1,
+        high=DAY_MS,
+    )
+    heartbeat_timeout_ms: int = setting(
+        10_000, "an executor silent this long is killed; at least the stall timeout + 5,000", low=1_000, high=DAY_MS
+    )
+    heartbeat_interval_ms: int = setting(500, "time between an executor's heartbeats", low=50, high=60_000)
+    max_subcall_depth: int = setting(
+        8, "calls below a call of a list; a call of the deepest makes no further one", low=1, high=64
+    )
+    base_backoff_ms: int = setting(
+        10, "the wait before a first retry; it grows with each, and is random", low=1, high=60_000
+    )
+    instance_fairness: bool = setting(
+        False,
+        "the tenant with the fewest calls in flight is next; else call lists take turns, whoever's they are",
+        variable="DISPATCH_INSTANCE_FAIRNESS",
+    )
+    instance_fairness_quantum: int = setting(
+        0,
+        "calls of the chosen tenant that are placed in a row; 0 and 1: one, above 1,024: 1,024",
+        high=1 << 31,
+        variable="DISPATCH_INSTANCE_FAIRNESS_QUANTUM",
+    )
+    queue_ahead_ms: int = setting(
+        5,
+        "work queued ahead at an executor, by the observed time of a call; one call at the least; 0: no limit",
+        high=60_000,
+    )
+    max_collected_output_bytes: int = setting(
+        0, "results of one list that the worker may hold; above it the list ends early; 0: off", high=_MEMORY_MAX
+    )
+    executor_task_slots: int = setting(32, "call lists that run at once; more wait", low=1, high=100_000)
+    stream_build_enabled: bool = setting(False, "changes nothing here: every list is streamed, short ones too")
+    max_outstanding_batches: int = setting(
+        256,
+        "batches of one list that were read and are not done",
+        low=1,
+        high=65_536,
+        variable="STREAM_BUILD_MAX_OUTSTANDING_BATCHES",
+    )
+    batch_rows: int = setting(64, "most rows read at a time", low=1, high=8_192, variable="STREAM_BUILD_BATCH_MAX_ROWS")
+    batch_args_bytes: int = setting(
+        MIB,
+        "most bytes of arguments read at a time",
+        low=1_024,
+        high=32 * MIB,
+        variable="STREAM_BUILD_BATCH_MAX_ARGS_BYTES",
+    )
+    batch_max_rows: int = setting(8_192, "most rows that the scheduler takes as one batch", low=1, high=65_536)
+    batch_max_args_bytes: int = setting(
+        32 * MIB, "most bytes of arguments that the scheduler takes as one batch", low=1_024, high=1 << 31
+    )
+    outstanding_bytes_max: int = setting(
+        64 * MIB,
+        "arguments and results of the batches under way; from there on no further one is begun; 0: off",
+        high=1 << 40,
+    )
+    reorder_bytes_max: int = setting(64 * MIB, "results that wait for an earlier one", high=1 << 40)
+    outbox_frames_max: int = setting(256, "messages that wait to be written to one executor", low=1, high=65_536)
+    outbox_bytes_max: int = setting(
+        8 * MIB, "an executor that leaves more than this unread is lost", low=64 * 1_024, high=1 << 31
+    )
+    arena_bytes_max: int = setting(
+        1_024 * MIB,
+        "an executor's arena, in which values above 1 MiB travel: half of it to the executor, half back; 0: none,"
+        " and 16 MiB is the largest value",
+        high=1 << 40,
+    )
+    inbox_events_max: int = setting(
+        4_096, "events that wait for the scheduler before links are read no further", low=64, high=1 << 20
+    )
+    restart_delay_ms: int = setting(
+        1_000,
+        "the wait before an executor that ended is replaced by a new process",
+        high=DAY_MS,
+        variable="EXECUTOR_RESTART_DELAY_MS",
+    )
+    max_restarts: int = setting(
+        10,
+        "restarts within `restart_window_ms`, after which `backoff_ms` is the wait",
+        high=1_000_000,
+        variable="EXECUTOR_MAX_RESTARTS",
+    )
+    restart_window_ms: int = setting(
+        60_000, "the time in which restarts are counted", low=1, high=DAY_MS, variable="EXECUTOR_RESTART_WINDOW"
+    )
+    backoff_ms: int = setting(30_000, "the wait after too many restarts", high=DAY_MS, variable="EXECUTOR_BACKOFF_MS")
+    attach_timeout_ms: int = setting(30_000, "time for a new process to connect", low=100, high=DAY_MS)
+    no_executor_timeout_ms: int = setting(
+        60_000, "without any executor for so long, calls end as `unavailable`", low=100, high=DAY_MS
+    )
+    sandbox: SandboxChoice | None = setting(
+        None,
+        "`bwrap`, `landlock`, `auto` (the strongest here) or `off`;"
+        " by default `auto` in spawn mode `sandbox`, else `off`",
+        choices=CHOICES,
+    )
+    sandbox_min: str | None = setting(None, "the least that `auto` may come to; by default `landlock`", choices=LEVELS)
+    sandbox_memory_bytes: int = setting(2_048 * MIB, "memory of a sandboxed executor; 0: no limit", high=_MEMORY_MAX)
+    sandbox_tmp_bytes: int = setting(128 * MIB, "size of its own /tmp; 0: no limit", high=_MEMORY_MAX)
+    sandbox_processes: int = setting(64, "threads and processes in it; 0: no limit", high=1 << 20)
+    sandbox_open_files: int = setting(256, "open files of each of its processes; 0: no limit", high=1 << 20)
+    sandbox_cpu_percent: int = setting(0, "CPU that it may use, 100 for one; 0: no limit", high=102_400)
+    sandbox_subprocesses: bool = setting(False, "whether functions in it may start programs")
+    executors_max: int = setting(
+        0, "processes while `exclusive` calls wait for one of their own; 0: four times the CPUs", high=4_096
+    )
+    after_interrupt: AfterInterrupt = setting(
+        "recycle",
+        "an executor in which a call was interrupted is replaced, and ends its others beside the next one (`recycle`),"
+        " or goes on (`keep`)",
+        choices=get_args(AfterInterrupt),
+    )
+    recycle_after_calls: int = setting(
+        0, "an executor that has ended so many calls is replaced, for code that leaks; 0: off", high=1 << 40
+    )
+    recycle_above_rss: int = setting(
+        0, "an executor above this resident size is replaced, for code that leaks; 0: off", high=_MEMORY_MAX, size=True
+    )
+    cancel_grace_ms: int = setting(250, "a cancelled call that does not stop within it costs its executor", high=DAY_MS)
+    pools: Mapping[str, PoolConfig] = setting(dict, "named pools of executors, by name: see below")
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise UsageError(f"{name} must be a whole number, got {value!r}")
-            _check_range(name, value, low, high)
-        if self.link_mode not in get_args(LinkMode):
-            raise UsageError(f"link_mode must be one of {', '.join(get_args(LinkMode))}, got {self.link_mode!r}")
-        _check_text("executor_python", self.executor_python)
+        for name, one in WORKER_SETTINGS.items():
+            one.check(getattr(self, name), name)
         check_choice(self.sandbox, self.sandbox_min)
         if self.sandbox_choice != "off" and self.link_mode == "path":
             raise UsageError("link_mode=path has no sandbox: its link is inherited, link_mode=socketpair")
-        if self.after_interrupt not in get_args(AfterInterrupt):
-            raise UsageError(
-                f"after_interrupt must be one of {', '.join(get_args(AfterInterrupt))}, got {self.after_interrupt!r}"
-            )
         for name, pool in self.pools.items():
             self._check_pool(name, pool)
         if self.batch_rows > self.batch_max_rows:
             raise UsageError(f"need batch_rows <= batch_max_rows, got {self.batch_rows} > {self.batch_max_rows}")
 
     def _check_pool(self, name: str, pool: PoolConfig) -> None:
-        try:
-            check_pool_name(name)
-        except (TypeError, ValueError) as error:
-            raise UsageError(str(error)) from None
-        if name == DEFAULT_POOL:
-            raise UsageError(f"pool {name!r} is the worker's own: its settings are those of the worker")
+        check_named_pool(name)
         if not isinstance(pool, PoolConfig):
             raise UsageError(f"pool {name!r} must be a PoolConfig, got {pool!r}")
         try:
             own = self.of_pool(PoolName(name))
         except UsageError as error:
             raise UsageError(f"pool {name!r}: {error}") from None
-        for setting in ("executor_max_inflight", "executor_max_runnable"):
-            if getattr(own, setting) > getattr(self, setting):
-                raise UsageError(f"pool {name!r}: {setting} is at most the worker's, {getattr(self, setting)}")
+        for one in ("executor_max_inflight", "executor_max_runnable"):
+            if getattr(own, one) > getattr(self, one):
+                raise UsageError(f"pool {name!r}: {one} is at most the worker's, {getattr(self, one)}")
 
     def of_pool(self, name: PoolName) -> WorkerConfig:
         """The settings in force in a pool."""
         if name == DEFAULT_POOL:
             return self
         pool = self.pools[name]
-        own = {setting: value for setting in _OF_POOL if (value := getattr(pool, setting)) is not None}
+        own = {one: value for one in _OF_POOL if (value := getattr(pool, one)) is not None}
         executors_max = max(pool.executors, pool.executors_max)
         return replace(self, executor_count=pool.executors, executors_max=executors_max, pools={}, **own)
 
@@ -220,7 +345,7 @@ class WorkerConfig:
     def sandbox_choice(self) -> SandboxChoice:
         if self.sandbox is not None:
             return self.sandbox
-        return "auto" if self.executor_spawn_mode is ExecutorSpawnMode.SANDBOX else "off"
+        return "auto" if self.executor_spawn_mode == ExecutorSpawnMode.SANDBOX else "off"
 
     @property
     def sandbox_least(self) -> Level:
@@ -265,6 +390,9 @@ class WorkerConfig:
             executor_memory_high_watermark=self.executor_memory_high_watermark,
             task_max_inflight_calls=self.task_max_inflight_calls,
             executor_task_slots=self.executor_task_slots,
+            instance_fairness=self.instance_fairness,
+            instance_fairness_quantum=self.instance_fairness_quantum,
+            queue_ahead_ms=self.queue_ahead_ms,
             base_backoff_ms=self.base_backoff_ms,
             max_collected_output_bytes=self.max_collected_output_bytes,
             max_subcall_depth=self.max_subcall_depth,
@@ -282,174 +410,28 @@ class WorkerConfig:
         )
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str], **overrides: Any) -> WorkerConfig:
-        """Defaults (executor_python: auto), then `CALLYARD_…` variables, then `overrides`.
+    def from_environment(
+        cls, environ: Mapping[str, str], *, file: Mapping[str, Any] | None = None, **overrides: Any
+    ) -> WorkerConfig:
+        """Defaults (executor_python: auto), then those of a file, then `CALLYARD_…` variables, then `overrides`.
 
         A value that does not parse is a UsageError.
         """
-        kinds = {field.name: field.type for field in fields(cls)}
-        values: dict[str, Any] = {"executor_python": "auto"}  # a command stands beside the user's project, not in it
-        for variable, name in ENVIRONMENT.items():
-            text = environ.get(f"CALLYARD_{variable}")
-            if text is not None:
-                values[name] = _parse(f"CALLYARD_{variable}", text, str(kinds[name]))
-                if name in _RANGES and name not in overrides:
-                    _check_range(f"CALLYARD_{variable}", values[name], *_RANGES[name])
-        return cls(**{**values, **overrides})
+        variables = read_variables(WORKER_SETTINGS, environ, skip=overrides)
+        given = {name: one.value for name, one in variables.items()}
+        return cls(**{**OF_COMMANDS, **(file or {}), **given, **overrides})
 
     def with_settings(self, **settings: Any) -> WorkerConfig:
-        known = {field.name for field in fields(self)}
         for name in settings:
-            if name not in known:
-                raise UsageError(f"no setting {name!r}; the settings are {', '.join(sorted(known))}")
+            if name not in WORKER_SETTINGS:
+                raise UsageError(f"no setting {name!r}; {suggest(name, ['executors', *sorted(WORKER_SETTINGS)])}")
         return replace(self, **settings)
 
 
-def setting_range(name: str) -> tuple[int, int] | None:
-    """Least and largest value of a setting; None: it is no number."""
-    return _RANGES.get(name)
-
-
-def _check_text(shown: str, value: object) -> None:
-    if not isinstance(value, str) or "\0" in value:
-        raise UsageError(f"{shown} must be a text, got {value!r}")
-
-
-def _check_range(shown: str, value: int, low: int, high: int) -> None:
-    """`shown`: the name under which it was given."""
-    if not low <= value <= high:
-        raise UsageError(f"{shown} must be from {low} to {high}, got {value}")
-
-
-def _parse(variable: str, text: str, kind: str) -> Any:
-    if kind == "bool":
-        if text.lower() not in ("0", "1", "true", "false"):
-            raise UsageError(f"{variable} must be true or false, got {text!r}")
-        return text.lower() in ("1", "true")
-    if kind.startswith("int"):
-        try:
-            return int(text)
-        except ValueError:
-            raise UsageError(f"{variable} must be a whole number, got {text!r}") from None
-    if kind == "ExecutorSpawnMode":
-        try:
-            return ExecutorSpawnMode(text)
-        except ValueError:
-            names = ", ".join(ExecutorSpawnMode)
-            raise UsageError(f"{variable} must be one of {names}, got {text!r}") from None
-    return text
-
-
-ENVIRONMENT: Final[Mapping[str, str]] = {
-    **{
-        name.upper(): name
-        for name in (
-            "executor_count",
-            "executors_max",
-            "after_interrupt",
-            "executor_nice",
-            "executor_python",
-            "executor_spawn_mode",
-            "sandbox",
-            "sandbox_min",
-            "sandbox_memory_bytes",
-            "sandbox_tmp_bytes",
-            "sandbox_processes",
-            "sandbox_open_files",
-            "sandbox_cpu_percent",
-            "sandbox_subprocesses",
-            "executor_max_inflight",
-            "executor_max_runnable",
-            "executor_selection_sample_size",
-            "executor_memory_high_watermark",
-            "task_max_inflight_calls",
-            "call_deadline_ms",
-            "scheduler_stall_timeout_ms",
-            "heartbeat_timeout_ms",
-            "max_subcall_depth",
-            "base_backoff_ms",
-            "max_collected_output_bytes",
-            "executor_task_slots",
-            "spare_executors",
-            "start_timeout_ms",
-            "audit_timeout_ms",
-        )
-    },
-    "CALL_RETRY_MAX_ATTEMPTS": "default_max_attempts",
-    "DISPATCH_INSTANCE_FAIRNESS": "instance_fairness",
-    "DISPATCH_INSTANCE_FAIRNESS_QUANTUM": "instance_fairness_quantum",
-    "STREAM_BUILD_ENABLED": "stream_build_enabled",
-    "STREAM_BUILD_MAX_OUTSTANDING_BATCHES": "max_outstanding_batches",
-    "STREAM_BUILD_BATCH_MAX_ROWS": "batch_rows",
-    "STREAM_BUILD_BATCH_MAX_ARGS_BYTES": "batch_args_bytes",
-    "EXECUTOR_RESTART_DELAY_MS": "restart_delay_ms",
-    "EXECUTOR_MAX_RESTARTS": "max_restarts",
-    "EXECUTOR_RESTART_WINDOW": "restart_window_ms",
-    "EXECUTOR_BACKOFF_MS": "backoff_ms",
-}
-"""Variable (after `CALLYARD_`) to field."""
-
-_OF_POOL: Final = (
-    "spare_executors",
-    "executor_max_inflight",
-    "executor_max_runnable",
-    "executor_memory_high_watermark",
-    "sandbox",
-    "sandbox_min",
-    "sandbox_memory_bytes",
-    "sandbox_tmp_bytes",
-    "sandbox_processes",
-    "sandbox_open_files",
-    "sandbox_cpu_percent",
-    "sandbox_subprocesses",
-    "after_interrupt",
-)
+OF_COMMANDS: Final[Mapping[str, Any]] = {"executor_python": "auto"}
+"""Defaults of commands: they stand beside the user's project, not in it."""
+WORKER_SETTINGS: Final[Mapping[str, Setting]] = settings_of(WorkerConfig)
+"""The table: what `Worker(…)`, `--set`, the variables and the settings file take. Source: call-execution X73."""
+POOL_SETTINGS: Final[Mapping[str, Setting]] = settings_of(PoolConfig, WORKER_SETTINGS)
+_OF_POOL: Final = tuple(name for name in POOL_SETTINGS if name in WORKER_SETTINGS and name not in ("executors_max",))
 """Settings that a named pool may have of its own, under the same names."""
-_OPTIONAL: Final = frozenset({"scheduler_stall_timeout_ms"})
-"""Settings that may be None: derived from others."""
-_DAY_MS: Final = 24 * 3_600 * SECOND_MS
-_RANGES: Final[Mapping[str, tuple[int, int]]] = {
-    "executor_count": (0, 1_024),
-    "spare_executors": (0, 64),
-    "sandbox_memory_bytes": (0, 1 << 50),
-    "sandbox_tmp_bytes": (0, 1 << 50),
-    "sandbox_processes": (0, 1 << 20),
-    "sandbox_open_files": (0, 1 << 20),
-    "sandbox_cpu_percent": (0, 102_400),
-    "executors_max": (0, 4_096),
-    "executor_max_inflight": (1, 4_096),
-    "executor_nice": (0, 19),
-    "executor_max_runnable": (1, 4_096),
-    "executor_selection_sample_size": (0, 1_024),
-    "executor_memory_high_watermark": (0, 1 << 50),
-    "task_max_inflight_calls": (1, 1_000_000),
-    "call_deadline_ms": (0, _DAY_MS),
-    "scheduler_stall_timeout_ms": (1, _DAY_MS),
-    "heartbeat_timeout_ms": (1_000, _DAY_MS),
-    "heartbeat_interval_ms": (50, 60_000),
-    "max_subcall_depth": (1, 64),
-    "base_backoff_ms": (1, 60_000),
-    "default_max_attempts": (1, 100),
-    "instance_fairness_quantum": (0, 1 << 31),
-    "max_collected_output_bytes": (0, 1 << 50),
-    "executor_task_slots": (1, 100_000),
-    "max_outstanding_batches": (1, 65_536),
-    "batch_rows": (1, 8_192),
-    "batch_args_bytes": (1_024, 32 * MIB),
-    "batch_max_rows": (1, 65_536),
-    "batch_max_args_bytes": (1_024, 1 << 31),
-    "reorder_bytes_max": (0, 1 << 40),
-    "outbox_frames_max": (1, 65_536),
-    "outbox_bytes_max": (64 * 1024, 1 << 31),
-    "inbox_events_max": (64, 1 << 20),
-    "restart_delay_ms": (0, _DAY_MS),
-    "max_restarts": (0, 1_000_000),
-    "restart_window_ms": (1, _DAY_MS),
-    "backoff_ms": (0, _DAY_MS),
-    "attach_timeout_ms": (100, _DAY_MS),
-    "no_executor_timeout_ms": (100, _DAY_MS),
-    "start_timeout_ms": (100, _DAY_MS),
-    "audit_timeout_ms": (10, _DAY_MS),
-    "cancel_grace_ms": (0, _DAY_MS),
-    "drain_deadline_ms": (0, _DAY_MS),
-}

@@ -60,9 +60,7 @@ class InlineFeed:
         return Taken(taken, ended=True)
 
     def close(self) -> None:
-        close = getattr(self._rows, "close", None)
-        if close is not None:
-            close()
+        _close(self._rows)
 
 
 class ThreadFeed:
@@ -124,6 +122,7 @@ class ThreadFeed:
                     hungry, self._hungry = self._hungry, False
                 if hungry:
                     self._wake()
+            _close(self._rows)  # here: a generator that runs cannot be closed by others
         except BaseException as raised:  # noqa: BLE001  # handed to the task, which raises it where the rows are asked
             error = raised
         with self._lock:
@@ -136,3 +135,9 @@ class ThreadFeed:
             self._loop.call_soon_threadsafe(self._on_ready)
         except RuntimeError:
             self._closed = True  # the loop is closed: nobody takes rows any more
+
+
+def _close(rows: Iterator[Row]) -> None:
+    close = getattr(rows, "close", None)
+    if close is not None:
+        close()

@@ -204,14 +204,16 @@ def _find_named(setting: str) -> str:
     if path.is_dir():
         python = python_in(path)
         if python is None:
-            raise UsageError(f"--python {setting}: there is no {path / 'bin' / 'python'}")
+            raise UsageError(f"{_show(setting)}: there is no {path / 'bin' / 'python'}")
         return python
     found = shutil.which(str(path))
     if found is None:
-        raise UsageError(
-            f"--python {setting}: no such interpreter: expected a path, a virtual environment, or a command"
-        )
+        raise UsageError(f"{_show(setting)}: no such interpreter: expected a path, a virtual environment, or a command")
     return os.path.abspath(found)
+
+
+def _show(setting: str) -> str:
+    return f"{setting!r} (--python, or the setting executor_python)"
 
 
 def _project_folders(folder: Path) -> Iterable[Path]:

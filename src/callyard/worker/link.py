@@ -15,17 +15,22 @@ from collections.abc import Callable
 from typing import Final, Protocol, assert_never, cast
 
 import msgspec
+from msgspec import Raw
 
 from callyard.clock import Clock
 from callyard.errors import ErrorKind, Outcome, ProtocolError
 from callyard.ids import CallId, CallNumber, ExecutorId, RequestId, TaskId, task_of
 from callyard.scheduler.calls import FunctionTarget
 from callyard.scheduler.events import AttemptFailed, CallCompleted, CallSuspended, SchedulerEvent
+from callyard.wire.arena import ARENA_VALUE_BYTES
 from callyard.wire.codec import UnknownMessage, decode_executor_message, encode_message
 from callyard.wire.frames import FrameReader
 from callyard.wire.messages import (
     EXECUTE_CALLS_MAX,
+    NULL,
     RECALLED,
+    ArenaReleased,
+    ArenaReleasedPayload,
     BatchedCall,
     CallEvent,
     CallFailed,
@@ -41,11 +46,15 @@ from callyard.wire.messages import (
     Heartbeat,
     HeartbeatPayload,
     Promises,
+    ResultForm,
+    Stored,
     SubcallRequest,
     WaitKind,
     WorkerMessage,
 )
 from callyard.wire.messages import CallCompleted as CallCompletedFrame
+from callyard.wire.values import check_value, from_wire, is_packed, to_wire
+from callyard.worker.arena import Arena
 from callyard.worker.marks import MarkPage
 
 FRAMES_PER_FLUSH: Final = 64
@@ -65,6 +74,14 @@ class Seat(msgspec.Struct, frozen=True, gc=False):
     budget_ms: int
 
 
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """A value in the form of a message: its JSON and a sidecar, or its place in the arena."""
+
+    raw: Raw
+    sidecar: bytes | None
+    at: Stored | None
+
+
 class SubcallAsked(msgspec.Struct, frozen=True, gc=False):
     """A CallWaiting of kind subcall, whose function is still a name."""
 
@@ -74,6 +91,8 @@ class SubcallAsked(msgspec.Struct, frozen=True, gc=False):
     request_id: RequestId
     attempt_seq: int
     subcall: SubcallRequest
+    args: bytes
+    """Its encoded arguments."""
 
 
 LinkEvent = SchedulerEvent | SubcallAsked
@@ -89,6 +108,7 @@ class OpenBatch(msgspec.Struct):
     budget_ms: int
     audit: str
     events: bool
+    result_form: ResultForm
     calls: list[BatchedCall]
 
 
@@ -105,6 +125,9 @@ class LinkOwner(Protocol):
 
     def on_described(self, link: ExecutorLink, message: Described) -> None: ...
     def on_broken(self, link: ExecutorLink, cause: str, message: str) -> None: ...
+    def takes_binary(self, call_id: CallId) -> bool:
+        """Whether whoever asked for this call can read a result with binary parts."""
+        ...
 
 
 class ExecutorLink(asyncio.Protocol):
@@ -118,7 +141,16 @@ class ExecutorLink(asyncio.Protocol):
         clock: Clock,
         outbox_frames_max: int,
         outbox_bytes_max: int,
+        arena: Arena | None = None,
     ) -> None:
+        """`arena`: for values that are too large for a frame; None: frames carry all."""
+        self.arena = arena
+        self._granted: dict[tuple[CallId, int], list[int]] = {}
+        """What an attempt has in the arena, or had: it goes with its seat at the latest."""
+        self._read_grants: list[int] = []
+        """What was copied out of the arena, and is to be told."""
+        self._for_room: deque[Callable[[], None]] = deque()
+        """What waits for room in the arena."""
         self.executor_id = executor_id
         self.marks = marks
         self.seats: dict[tuple[CallId, int], Seat] = {}
@@ -182,6 +214,10 @@ class ExecutorLink(asyncio.Protocol):
         except ProtocolError as error:
             self._deaf = True
             self._break("malformed_frame", str(error))
+        if self._read_grants:
+            grants, self._read_grants = self._read_grants, []
+            if self.send(ArenaReleased(ArenaReleasedPayload(grants))):
+                self.flush()
         if events:
             self._owner.on_events(self, events)
 
@@ -214,26 +250,29 @@ class ExecutorLink(asyncio.Protocol):
                         self.executor_id,
                         message.call_id,
                         payload.attempt_seq,
-                        bytes(payload.output),
+                        self._read_output(message, sidecar),
                         tuple(payload.notes) if payload.notes else (),
                         payload.budget_used_ms,
+                        payload.run_us,
                     )
                 )
             case CallFailed():
-                self.finished_calls += 1
+                self.finished_calls += message.payload.error_kind != RECALLED
                 self._check_task(message.call_id, message.payload.task_id)
                 if message.payload.error_kind in _STOPPED_KINDS and message.payload.outcome is Outcome.UNKNOWN:
                     self._owner.on_interrupted(self)
                 events.append(self._attempt_failed(message.call_id, message.payload))
             case CallsSettled():
                 self.finished_calls += len(message.payload.calls)
+                run_us = message.payload.run_us
                 for call in message.payload.calls:
                     if call.failure is not None:
                         events.append(self._attempt_failed(call.call_id, call.failure))
                     else:
                         output = bytes(call.output)
                         seq, used_ms = call.attempt_seq, call.budget_used_ms
-                        events.append(CallCompleted(self.executor_id, call.call_id, seq, output, (), used_ms))
+                        events.append(CallCompleted(self.executor_id, call.call_id, seq, output, (), used_ms, run_us))
+                        run_us = 0
             case CallWaiting():
                 self._take_waiting(message, sidecar, events)
             case Heartbeat():
@@ -244,6 +283,8 @@ class ExecutorLink(asyncio.Protocol):
                     self._owner.on_call_event(self, message)
             case Described():
                 self._owner.on_described(self, message)
+            case ArenaReleased():
+                self._take_back(message.payload.grants)
             case UnknownMessage():
                 self.dropped_messages += 1
             case _:
@@ -256,7 +297,8 @@ class ExecutorLink(asyncio.Protocol):
         if payload.wait_kind == WaitKind.SUBCALL:
             if payload.subcall is None:
                 raise ProtocolError(f"CallWaiting of kind subcall without a subcall ({self.executor_id})")
-            events.append(SubcallAsked(self.executor_id, call_id, message.request_id, seq, payload.subcall))
+            args = self._read_value(payload.subcall.args, sidecar, payload.subcall.args_at, (call_id, seq))
+            events.append(SubcallAsked(self.executor_id, call_id, message.request_id, seq, payload.subcall, args))
             return
         if payload.wait_kind == WaitKind.IO:
             if payload.io is None:
@@ -265,6 +307,40 @@ class ExecutorLink(asyncio.Protocol):
             if (call_id, seq) not in self.seats or (call_id, seq) in self.cancelled_at_ms:
                 return  # of an attempt that is over: nobody waits for the answer
         self._owner.on_waiting(self, message, sidecar)
+
+    def _read_output(self, message: CallCompletedFrame, sidecar: bytes | None) -> bytes:
+        """What a call returned. Binary parts come only to whoever can read them: others take it for JSON."""
+        payload = message.payload
+        if sidecar is None and payload.output_at is None:
+            return bytes(payload.output)
+        attempt = (message.call_id, payload.attempt_seq)
+        output = self._read_value(payload.output, sidecar, payload.output_at, attempt)
+        if is_packed(output) and not self._owner.takes_binary(message.call_id):
+            raise ProtocolError(f"a binary result for {message.call_id}, which asked for JSON ({self.executor_id})")
+        return output
+
+    def _read_value(self, raw: Raw, sidecar: bytes | None, at: Stored | None, attempt: tuple[CallId, int]) -> bytes:
+        """A value that an attempt sent, whole and checked. Raises `ProtocolError`."""
+        if at is None:
+            return from_wire(raw, sidecar)
+        if self.arena is None:
+            raise ProtocolError(f"a value in the arena of {self.executor_id}, which has none")
+        self._read_grants.append(at.grant)
+        self.arena.check(at)
+        if attempt not in self.seats:
+            return b"null"  # it is over: nobody looks at what it says, and it may say much
+        value = self.arena.take(at)
+        check_value(value)
+        return value
+
+    def _take_back(self, grants: list[int]) -> None:
+        """The executor has read these values of ours, or says so: only its own arena is at stake."""
+        if self.arena is None:
+            return
+        for grant in grants:
+            self.arena.release(grant)
+        for resume in [self._for_room.popleft() for _ in range(len(self._for_room))]:
+            resume()
 
     def _check_task(self, call_id: CallId, task_id: TaskId) -> None:
         """What an executor says of whose call it is must be so (X65): another tenant's cache lies behind a task id."""
@@ -290,6 +366,7 @@ class ExecutorLink(asyncio.Protocol):
             local_variables=payload.local_variables,
             notes=tuple(payload.notes),
             budget_used_ms=payload.budget_used_ms,
+            run_us=0 if payload.timing is None else payload.timing.run_ms * 1_000,
         )
 
     def pause_reading(self) -> None:
@@ -321,8 +398,32 @@ class ExecutorLink(asyncio.Protocol):
     def release(self, call_id: CallId, attempt_seq: int) -> None:
         """Free the seat. Idempotent."""
         self.seats.pop((call_id, attempt_seq), None)
+        if self._granted and (grants := self._granted.pop((call_id, attempt_seq), None)) is not None:
+            self._take_back(grants)
         if self.cancelled_at_ms:
             self.cancelled_at_ms.pop((call_id, attempt_seq), None)
+
+    def place(self, value: bytes, call_id: CallId, attempt_seq: int) -> Placed | None:
+        """An encoded value for this attempt as a message carries it; None: there is no room in the arena now.
+
+        Raises `ArenaTooSmall` for one that the arena can never hold, `OSError` when there is no memory.
+        """
+        if self.arena is None or len(value) <= ARENA_VALUE_BYTES:
+            return Placed(*to_wire(value), None)
+        stored = self.arena.store(value)
+        if stored is None:
+            return None
+        self._granted.setdefault((call_id, attempt_seq), []).append(stored.grant)
+        return Placed(NULL, None, stored)
+
+    def when_arena_has_room(self, resume: Callable[[], None]) -> None:
+        """Try again once something was taken out of the arena. Dropped with the link."""
+        self._for_room.append(resume)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory that values for the executor take up."""
+        return 0 if self.arena is None else self.arena.room.used_bytes
 
     def send_nowait(self, frame: bytes) -> bool:
         """Put an ExecuteCall into the outbox, or refuse: it never waits (X34)."""
@@ -343,6 +444,7 @@ class ExecutorLink(asyncio.Protocol):
         budget_ms: int,
         audit: str,
         events: bool,
+        result_form: ResultForm,
         call: BatchedCall,
     ) -> bool:
         """`send_nowait` of an idempotent call that may share a frame with its neighbours (X94)."""
@@ -361,7 +463,7 @@ class ExecutorLink(asyncio.Protocol):
             return True
         if batch is not None:
             self._close_batch(batch)
-        self._batch = OpenBatch(task_id, target, row, strings, budget_ms, audit, events, [call])
+        self._batch = OpenBatch(task_id, target, row, strings, budget_ms, audit, events, result_form, [call])
         return True
 
     def _close_batch(self, batch: OpenBatch) -> None:
@@ -386,6 +488,7 @@ class ExecutorLink(asyncio.Protocol):
                 promises=IDEMPOTENT,
                 events=batch.events,
                 check_only=target.check_only,
+                result_form=batch.result_form,
             )
             message = ExecuteCall(call.call_id, payload)
         else:
@@ -403,6 +506,7 @@ class ExecutorLink(asyncio.Protocol):
                     IDEMPOTENT,
                     batch.events,
                     target.check_only,
+                    batch.result_form,
                 )
             )
         frame = encode_message(message)
@@ -505,6 +609,7 @@ class ExecutorLink(asyncio.Protocol):
         self._held.clear()
         self._held_bytes = 0
         self._asking.clear()
+        self._for_room.clear()
         self._outbox.clear()
         self._outbox_bytes = 0
         self._flushed.clear()
@@ -530,11 +635,23 @@ class ExecutorLink(asyncio.Protocol):
                     break
                 self.data_received(data)
 
+    def close_arena(self) -> None:
+        """The executor is dead, and what it had sent was read."""
+        if self.arena is not None:
+            self.arena.close()
+            self.arena = None
+        self._granted.clear()
+
     def begun_calls(self) -> frozenset[CallId]:
         """Seated calls whose begun-mark is set. Of two attempts of a call the later counts: the other only drains."""
         begun = self.marks.begun()
         latest = {call_id: seat for (call_id, _), seat in self.seats.items()}
         return frozenset(call_id for call_id, seat in latest.items() if seat.number in begun)
+
+    def begun_attempts(self) -> tuple[tuple[CallId, int], ...]:
+        """Seated attempts whose begun-mark is set."""
+        begun = self.marks.begun()
+        return tuple(attempt for attempt, seat in self.seats.items() if seat.number in begun)
 
     def begun_numbers(self) -> dict[CallNumber, CallId]:
         """The begun calls by their numbers."""

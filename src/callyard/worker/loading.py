@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from callyard.errors import UsageError
 from callyard.functions import registry
-from callyard.worker.worker import Worker
+from callyard.system import check_system
 
 
 class Registry(registry.Registry):
@@ -34,6 +34,9 @@ class Registry(registry.Registry):
 
         Raises UsageError when the file is no target or does not load, AuditRefused when the policy refuses it.
         """
+        check_system()
+        from callyard.worker.worker import Worker  # a registry of inline handlers does without it
+
         found = await asyncio.to_thread(cls.for_target, path, include=include)
         settings = {"spare_executors": 0, **settings}
         worker = Worker(found, executors=1, audit=audit, audit_log=audit_log, **settings)

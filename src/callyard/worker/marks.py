@@ -3,7 +3,10 @@
 The executor writes a call's number into its context's u64 before the call's first user instruction; the page is a
 mapped file of the run folder and can be read after the process died. A number belongs to one attempt, so an old mark
 is never taken for a new attempt. The last u64 is for the call whose code runs at the moment.
-Source: call-execution X38, X62.
+
+There are twice as many u64 as contexts, used in turn: a mark is overwritten only after as many calls came to the
+executor as it holds at once, so after the worker heard of the end of the call that left it. Who finds the page of a
+worker that was killed needs that. Source: call-execution X38, X62, X88.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ MARK_BYTES: Final = 8
 
 
 class MarkPage:
-    """One u64 for each context, and one more. `fd` is for the child to inherit; `close` gives everything back."""
+    """Two u64 for each context, and one more. `fd` is for the child to inherit; `close` gives everything back."""
 
     def __init__(self, path: Path, contexts: int) -> None:
         self.path = path
-        size = -(-(contexts + 1) * MARK_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = -(-(2 * contexts + 1) * MARK_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             if hasattr(os, "posix_fallocate"):

@@ -21,6 +21,7 @@ import msgspec
 
 from callyard.errors import CallFailure, UsageError
 from callyard.scheduler import CallResult
+from callyard.worker.disk import DISK, Disk
 from callyard.worker.results import echo_of, printed_of
 
 __all__ = [
@@ -72,13 +73,41 @@ class OutputSink(Protocol):
         ...
 
 
+Place = tuple[int, int]
+"""How far an output is written: bytes, or parts, and the row that comes next."""
+
+
+class DurableOutput(OutputSink, Protocol):
+    """An output that a run can go on with: it knows how far it is, and what is there can be put on disk."""
+
+    name: str
+
+    @property
+    def place(self) -> Place:
+        """What was handed to the system so far; it grows in `write` and `flush` only."""
+        ...
+
+    def sync(self) -> None:
+        """What `place` says is on disk. From any thread. Raises `OutputError`."""
+        ...
+
+    def drain(self) -> None:
+        """Hand on all that was taken: `place` is behind it. Raises as `write`."""
+        ...
+
+    def write_kept(self, lines: Sequence[bytes]) -> None:
+        """Take results as the lines that they were before. Raises as `write`."""
+        ...
+
+
 class JsonlOutput:
     """One JSON line per result, to a path, `-` (standard output) or an open binary stream.
 
     The file is opened when the sink is made, so that a path that cannot be written fails before any call runs.
     `existing` says what becomes of a file that is not empty. `with_printed` adds what is attached to a result of its
     call's output, as `printed`. `source` is the path of the call list, which must not be
-    the output. After a full disk the file ends with its last whole line. Raises `OutputError`.
+    the output. `start`, a place in the file, goes before `existing`: what is behind it goes at the first write. After a
+    full disk the file ends with its last whole line. Raises `OutputError`.
     """
 
     def __init__(
@@ -88,9 +117,12 @@ class JsonlOutput:
         existing: Existing = "refuse",
         source: str | os.PathLike[str] | None = None,
         with_printed: bool = False,
+        start: Place | None = None,
+        disk: Disk = DISK,
     ) -> None:
         self._format = format_line_with_printed if with_printed else format_line
-        self._empties = False
+        self._disk = disk
+        self._cuts = False
         """The file still holds what is to be replaced: it goes when there is something to take its place."""
         self.lines = 0
         """Lines handed on so far."""
@@ -103,13 +135,16 @@ class JsonlOutput:
         """The file descriptor, when the sink opened it."""
         self._written = 0
         """Bytes in the file up to the end of its last whole line."""
+        self._row = self._written_row = 0 if start is None else start[1]
+        """The row behind the last one that was taken, and that was written."""
         if not isinstance(target, str | os.PathLike):
             self.name, self._stream = getattr(target, "name", "the stream"), target
         elif str(target) == "-":
             self.name, self._stream = "standard output", _standard_output()
         else:
             self.name = str(target)
-            self._owned, self._written, self._empties = _open(Path(target), existing, source)
+            begin = None if start is None else start[0]
+            self._owned, self._written, self._cuts = _open(Path(target), existing, source, begin)
 
     def write(self, results: Sequence[CallResult]) -> None:
         add = self._buffer.append
@@ -118,15 +153,23 @@ class JsonlOutput:
             line = self._format(result)
             size += len(line)
             add(line)
+        self._took(size, len(results), results[-1].index + 1 if results else self._row)
+
+    def write_kept(self, lines: Sequence[bytes]) -> None:
+        self._buffer += lines
+        self._took(sum(map(len, lines)), len(lines), _index_of(lines[-1]) + 1 if lines else self._row)
+
+    def _took(self, size: int, lines: int, row: int) -> None:
         self._buffer_bytes += size
-        self._buffer_lines += len(results)
+        self._buffer_lines += lines
+        self._row = row
         if self._buffer_bytes >= BUFFER_BYTES or time.monotonic() - self._flushed_at_s >= FLUSH_AFTER_S:
             self.flush()
 
     def flush(self) -> None:
         if not self._buffer:
             return
-        self._empty()
+        self._cut()
         self._flushed_at_s = time.monotonic()
         data = b"".join(self._buffer)
         self._buffer.clear()
@@ -136,7 +179,7 @@ class JsonlOutput:
                 _write_all(self._stream.write, data)
                 self._stream.flush()
             else:
-                _write_all(functools.partial(os.write, self._owned), data)
+                _write_all(functools.partial(self._disk.write, self._owned), data)
         except BrokenPipeError as error:
             self._disown_standard_output()
             raise OutputClosed(f"the reader of {self.name} went away") from error
@@ -144,14 +187,14 @@ class JsonlOutput:
             self._cut_to_whole_lines()
             raise OutputError(self._describe(error)) from error
         self._written += len(data)
+        self._written_row = self._row
         self.lines += self._buffer_lines
         self._buffer_lines = 0
 
     def close(self) -> None:
         if self._closed:
             return
-        self.flush()
-        self._empty()  # a run without results replaces it too
+        self.drain()
         self._closed = True
         if self._owned is not None:
             try:
@@ -168,11 +211,26 @@ class JsonlOutput:
                 with contextlib.suppress(OSError):
                     os.close(self._owned)
 
-    def _empty(self) -> None:
-        if self._empties:
+    def drain(self) -> None:
+        self.flush()
+        self._cut()  # a run without results replaces what is there, too
+
+    @property
+    def place(self) -> Place:
+        return self._written, self._written_row
+
+    def sync(self) -> None:
+        assert self._owned is not None, "only a file of its own is on disk"
+        try:
+            self._disk.sync(self._owned)
+        except OSError as error:
+            raise OutputError(self._describe(error)) from error
+
+    def _cut(self) -> None:
+        if self._cuts:
             assert self._owned is not None
-            self._empties = False
-            os.ftruncate(self._owned, 0)
+            self._cuts = False
+            self._disk.truncate(self._owned, self._written)
 
     def _describe(self, error: Exception) -> str:
         code = getattr(error, "errno", None)
@@ -190,7 +248,7 @@ class JsonlOutput:
         if self._owned is not None and stat.S_ISREG(os.fstat(self._owned).st_mode):
             data_end = _last_line_end(self._owned, self._written)
             with contextlib.suppress(OSError):
-                os.ftruncate(self._owned, data_end)
+                self._disk.truncate(self._owned, data_end)
             self.lines += _count_lines(self._owned, self._written, data_end)
 
     def _disown_standard_output(self) -> None:
@@ -250,14 +308,16 @@ def open_output(
     with_printed: bool = False,
     output_schema: bytes = b"{}",
     repeated: Sequence[str] = (),
-) -> OutputSink:
+    start: Place | None = None,
+    disk: Disk = DISK,
+) -> DurableOutput:
     """The sink for a path, by its suffix or by `format` (`jsonl`, `parquet`); `-` is standard output.
 
     Parquet is a folder of parts; `output_schema`, JSON Schema of the results, gives its columns their types, and
-    `repeated` names what results repeat of their rows. Raises
+    `repeated` names what results repeat of their rows. `start`: see `JsonlOutput`. Raises
     `OutputError`, and `UsageError` where pyarrow is missing.
     """
-    if _check_format(path, format) == "parquet":
+    if check_format(path, format) == "parquet":
         from callyard.worker.parquet_output import ParquetOutput
 
         return ParquetOutput(
@@ -267,8 +327,10 @@ def open_output(
             source=source,
             with_printed=with_printed,
             repeated=repeated,
+            start=start,
+            disk=disk,
         )
-    return JsonlOutput(path, existing=existing, source=source, with_printed=with_printed)
+    return JsonlOutput(path, existing=existing, source=source, with_printed=with_printed, start=start, disk=disk)
 
 
 def check_output(
@@ -279,7 +341,7 @@ def check_output(
     source: str | os.PathLike[str] | None = None,
 ) -> None:
     """Refuse what `open_output` would refuse at a look, and touch nothing. Raises as it does."""
-    if _check_format(path, format) == "parquet":
+    if check_format(path, format) == "parquet":
         from callyard.worker.parquet_output import check_folder
 
         check_folder(Path(path), existing, source)
@@ -289,11 +351,12 @@ def check_output(
         _check_place(Path(path), existing, source)
 
 
-def _check_format(path: str | os.PathLike[str], format: str | None) -> str:
+def check_format(path: str | os.PathLike[str], format: str | None = None) -> Literal["jsonl", "parquet"]:
+    """The format of an output. Raises `OutputError` for one that is not known."""
     text = str(path)
     chosen = (format or Path(text).suffix).lower().removeprefix(".")
     if chosen == "parquet" and text != "-":
-        return chosen
+        return "parquet"
     if format is None and (text == "-" or not _is_regular(Path(text))):
         chosen = "jsonl"
     if chosen not in {"jsonl", "ndjson"}:
@@ -357,12 +420,17 @@ def _is_regular(path: Path) -> bool:
         return True
 
 
-def _open(path: Path, existing: Existing, source: str | os.PathLike[str] | None) -> tuple[int, int, bool]:
-    """Open for writing: the descriptor, how many bytes of whole lines it holds, whether these are to go."""
-    is_regular = _check_place(path, existing, source)
+def _open(
+    path: Path, existing: Existing, source: str | os.PathLike[str] | None, start: int | None
+) -> tuple[int, int, bool]:
+    """Open for writing: the descriptor, how many bytes it holds that stay, whether others are to go."""
+    is_regular = _check_place(path, existing if start is None else "append", source)
     flags = os.O_RDWR if is_regular else os.O_WRONLY  # read back after a failed write, to cut to whole lines
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if start is not None:
+            os.lseek(fd, start, os.SEEK_SET)
+            return fd, start, True
         kept = _continue_after(fd) if existing == "append" and is_regular else 0
         return fd, kept, is_regular and existing != "append"
     except OSError as error:
@@ -383,15 +451,37 @@ def _check_place(path: Path, existing: Existing, source: str | os.PathLike[str] 
         if source is not None and _is_same(info, source):
             raise OutputError(f"{path} is the input too: write to another file")
         if existing == "refuse" and stat.S_ISREG(info.st_mode) and info.st_size:
-            raise OutputError(
-                f"{path} exists and is not empty: give --force to replace it, --append to add to it, or another file"
-                ' (in Python: existing="overwrite" or "append")'
-            )
+            raise OutputError(refuse_to_replace(path, f"{path} exists and is not empty", "it", "file"))
     elif not path.parent.is_dir():
         raise OutputError(f"there is no folder {path.parent} for {path.name}: make it first")
     if not os.access(path if info is not None else path.parent, os.W_OK):
         raise OutputError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
     return info is None or stat.S_ISREG(info.st_mode)
+
+
+STATE_SUFFIX: Final = ".state"
+"""What the journal of an output is called behind the output's name."""
+
+
+def refuse_to_replace(path: Path, problem: str, them: str, other: str) -> str:
+    """What to do about an output that is there, and what each of it does."""
+    text = f"{problem}: give --force to replace {them}, --append to add to {them}, or another {other}"
+    words = 'existing="overwrite" or "append"'
+    state = path.with_name(path.name + STATE_SUFFIX)
+    if state.exists():
+        text += (
+            f"; it has a run that can go on ({state.name} is there): --resume runs the rows that have no result,"
+            " --retry-failed those that failed, both together both"
+        )
+        words += ", resume=True, retry_failed=True"
+    else:
+        text += f"; there is no {state.name}, so --resume and --retry-failed have nothing to go on with"
+    return f"{text} (in Python: {words})"
+
+
+def _index_of(line: bytes) -> int:
+    """Of a line that `format_line` made."""
+    return int(line[len(b'{"index":') : line.index(b",")])
 
 
 def _continue_after(fd: int) -> int:

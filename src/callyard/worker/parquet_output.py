@@ -17,15 +17,25 @@ import datetime
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
+from callyard.errors import CallFailure, ErrorKind, Outcome
 from callyard.scheduler import CallResult
-from callyard.worker.outputs import Existing, OutputError, error_fields
-from callyard.worker.results import echo_of, printed_of
+from callyard.worker.disk import DISK, Disk
+from callyard.worker.kept import read_result
+from callyard.worker.outputs import (
+    Existing,
+    OutputError,
+    Place,
+    error_fields,
+    format_line_with_printed,
+    refuse_to_replace,
+)
+from callyard.worker.results import Printed, ToldResult, echo_of, printed_of
 from callyard.worker.tables import import_arrow
 
 PART_ROWS: Final = 8_192
@@ -42,7 +52,8 @@ class ParquetOutput:
     """One row per result, in parts. Needs pyarrow.
 
     `repeated`: what results repeat of their rows, `id` and `args`. With `existing` "overwrite" the parts that are there
-    go when the first new one is written; with "append" theirs are the numbers before. Raises `OutputError`.
+    go when the first new one is written; with "append" theirs are the numbers before. `start`, the number of a part and
+    the row it begins with, goes before `existing`: the parts from there on go. Raises `OutputError`.
     """
 
     def __init__(
@@ -54,6 +65,8 @@ class ParquetOutput:
         source: str | os.PathLike[str] | None = None,
         with_printed: bool = False,
         repeated: Sequence[str] = (),
+        start: Place | None = None,
+        disk: Disk = DISK,
     ) -> None:
         self._arrow = import_arrow("pyarrow", "writing Parquet")
         self._parquet = import_arrow("pyarrow.parquet", "writing Parquet")
@@ -61,9 +74,15 @@ class ParquetOutput:
         self.lines = 0
         """Results on disk."""
         self._folder = Path(path)
-        old = check_folder(self._folder, existing, source)
+        self._disk = disk
+        old = check_folder(self._folder, existing if start is None else "append", source)
         self._to_remove = old if existing == "overwrite" else []
         self._next = 1 + max((_number(part) for part in old), default=-1) if existing == "append" else 0
+        self._written_row = 0
+        """The row behind the last one that is in a part."""
+        if start is not None:
+            self._next, self._written_row = start
+            self._to_remove = [part for part in old if _number(part) >= self._next]
         self._with_printed = with_printed
         self._types = _Types(self._arrow, output_schema)
         self._echoes = tuple(repeated)
@@ -85,6 +104,16 @@ class ParquetOutput:
                 self._write_part()
         self.flush()
 
+    def write_kept(self, lines: Sequence[bytes]) -> None:
+        self.write([read_result(line) for line in lines])
+
+    @property
+    def place(self) -> Place:
+        return self._next, self._written_row
+
+    def sync(self) -> None:
+        """Each part is on disk when it has its name."""
+
     def flush(self) -> None:
         """A part for a few results would be a file for each: it is written when they waited for long."""
         if self._results and time.monotonic() - self._written_at_s >= PART_AFTER_S:
@@ -92,9 +121,14 @@ class ParquetOutput:
 
     def close(self) -> None:
         if not self._closed:
-            if self._results or not self._next or self._to_remove:
-                self._write_part()  # of no results too: readers find the columns
+            self.drain()
             self._closed = True
+
+    def drain(self) -> None:
+        if self._results or not self._next:
+            self._write_part()  # of no results too: readers find the columns
+        else:
+            self._remove_old()
 
     def abort(self) -> None:
         if not self._closed:
@@ -110,17 +144,24 @@ class ParquetOutput:
         partial = part.with_name(f".{part.name}.partial")
         try:
             self._parquet.write_table(table, partial, compression="zstd")
-            old, self._to_remove = self._to_remove, []
-            for path in old:
-                path.unlink(missing_ok=True)
-            partial.replace(part)
+            _sync_file(self._disk, partial)
+            self._remove_old()
+            self._disk.replace(partial, part)
         except (OSError, self._arrow.ArrowException) as error:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise self._problem(error) from error
         self._next += 1
         self.lines += len(results)
+        if results:
+            self._written_row = results[-1].index + 1
         self._written_at_s = time.monotonic()
+
+    def _remove_old(self) -> None:
+        """The last one first: what is left is always a run's beginning."""
+        old, self._to_remove = self._to_remove, []
+        for path in reversed(old):
+            self._disk.remove(path)
 
     def _columns(self, results: Sequence[CallResult]) -> dict[str, Any]:
         outputs, texts = self._types.place([result.output for result in results])
@@ -166,11 +207,66 @@ def check_folder(path: Path, existing: Existing, source: str | os.PathLike[str] 
     if others:
         raise OutputError(f"{path} holds {others[0].name}, which is no part of results: write to another folder")
     if parts and existing == "refuse":
-        raise OutputError(
-            f"{path} is not empty: give --force to replace its parts, --append to add to them, or another folder"
-            ' (in Python: existing="overwrite" or "append")'
-        )
+        raise OutputError(refuse_to_replace(path, f"{path} is not empty", "its parts", "folder"))
     return parts
+
+
+def read_parts(path: Path, first: int, end: int, output_schema: bytes) -> Iterator[tuple[int, bytes]]:
+    """The results in the parts from a number up to another: the number, and the result's line. Raises `OutputError`."""
+    types = _Types(import_arrow("pyarrow", "reading Parquet"), output_schema)
+    parquet = import_arrow("pyarrow.parquet", "reading Parquet")
+    for number in range(first, end):
+        part = path / f"part-{number:06d}.parquet"
+        try:
+            rows = parquet.read_table(part).to_pylist()
+        except (OSError, types.error) as error:
+            raise OutputError(f"{part} is not as its run left it: {error}: give --force to start anew") from error
+        for row in rows:
+            yield number, format_line_with_printed(_result_of(row, types))
+
+
+def _result_of(row: Mapping[str, Any], types: _Types) -> CallResult:
+    index, error = row["index"], row["error"]
+    failure = output = None
+    if error is not None:
+        details = error["details"]
+        failure = CallFailure(
+            ErrorKind(error["kind"]),
+            error["message"],
+            attempts=error["attempts"],
+            outcome=Outcome(error["outcome"]),
+            details={} if details is None else msgspec.json.decode(details),
+        )
+    elif row["output_json"] is not None:
+        output = row["output_json"].encode()
+    else:
+        output = types.to_json(row["output"])
+    echo = ",".join(f'"{name}":{_echo_to_json(name, row[name])}' for name in ("id", "args") if name in row)
+    told = row.get("printed")
+    printed = None if told is None else Printed(told, row["cut_bytes"])
+    return ToldResult(index, output, failure, 0, (), printed, echo.encode())
+
+
+def _echo_to_json(name: str, text: str | None) -> str:
+    """JSON text as it stood in the row; an `id` that was text stands without its quotes."""
+    if text is None:
+        return "null"
+    if name == "id":
+        try:
+            if not isinstance(msgspec.json.decode(text), str):
+                return text
+        except msgspec.DecodeError:
+            pass
+        return _ENCODE(text).decode()
+    return text
+
+
+def _sync_file(disk: Disk, path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        disk.sync(fd)
+    finally:
+        os.close(fd)
 
 
 def _number(part: Path) -> int:
@@ -248,6 +344,14 @@ class _Types:
                 texts.append(None)
         return self._array(kept), texts
 
+    def to_json(self, value: Any) -> bytes:
+        """A value of the column `output` as the JSON that it was made of."""
+        return str(value).encode() if self._is_text else _ENCODE(_from_arrow(self._arrow, self._type, value))
+
+    @property
+    def error(self) -> type[Exception]:
+        return cast(type[Exception], self._arrow.ArrowException)
+
     def _array(self, values: Sequence[Any]) -> Any:
         return self._arrow.array([_to_arrow(self._arrow, self._type, value) for value in values], self._type)
 
@@ -286,6 +390,17 @@ class _Types:
 
 def _misfits(arrow: Any) -> tuple[type[Exception], ...]:
     return (arrow.ArrowException, TypeError, ValueError, OverflowError)
+
+
+def _from_arrow(arrow: Any, kind: Any, value: Any) -> Any:
+    types = arrow.types
+    if value is None:
+        return None
+    if types.is_struct(kind):
+        return {name: _from_arrow(arrow, kind.field(name).type, part) for name, part in value.items()}
+    if types.is_list(kind):
+        return [_from_arrow(arrow, kind.value_type, item) for item in value]
+    return msgspec.Raw(value.encode()) if types.is_large_string(kind) else value
 
 
 def _to_arrow(arrow: Any, kind: Any, value: Any) -> Any:

@@ -12,6 +12,7 @@ import asyncio
 import hmac
 import os
 import platform
+import resource
 import secrets
 import shutil
 import socket
@@ -37,6 +38,7 @@ from callyard.scheduler import events as e
 from callyard.scheduler.executors import ExecutorSnapshot
 from callyard.scheduler.placement import DEFAULT_POOL, Placement, PoolName
 from callyard.scheduler.statistics import Demand
+from callyard.wire.arena import GRAIN_BYTES
 from callyard.wire.messages import (
     CODE_PART,
     PROTOCOL_VERSION,
@@ -56,6 +58,7 @@ from callyard.wire.messages import (
     WorkerMessage,
 )
 from callyard.worker.actor import Actor, IoAsked
+from callyard.worker.arena import Arena
 from callyard.worker.code_view import PATIENCE_MS, Standing, choose_replaced
 from callyard.worker.config import PoolConfig, WorkerConfig
 from callyard.worker.io.hub import IoHub
@@ -114,8 +117,8 @@ class Executor:
 
     @property
     def memory_bytes(self) -> int:
-        """Resident size by its last heartbeat; 0: none came."""
-        return 0 if self.heartbeat is None else self.heartbeat.memory_bytes
+        """Resident size by its last heartbeat, and what lies in its arena; 0: no heartbeat came."""
+        return 0 if self.heartbeat is None else self.heartbeat.memory_bytes + self.link.arena_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -187,9 +190,12 @@ class Pool:
         find_bundle: Callable[[Digest], tuple[Path, str] | None],
         io: IoHub,
         on_unavailable: Callable[[PoolName, str], None],
+        environment: Mapping[str, str],
     ) -> None:
-        """`spawners` by pool: there is one for the worker's own, and one for each named pool of the settings."""
+        """`spawners` by pool: there is one for the worker's own, and one for each named pool of the settings.
+        `environment`: of every executor."""
         self._config = config
+        self._environment = environment
         self._actor = actor
         self._clock = clock
         self._folder = folder
@@ -208,6 +214,7 @@ class Pool:
                 pool.add_slot()
         self._executors: dict[ExecutorId, Executor] = {}
         """Every process that is not gone."""
+        self._counts_calls = any(pool.config.recycle_after_calls for pool in self._pools.values())
         self._started = 0
         self._stopping = False
         self._losses: set[asyncio.Task[None]] = set()
@@ -345,6 +352,9 @@ class Pool:
         with ExitStack() as undo:
             marks = MarkPage(self._folder.path / "marks" / executor_id, pool.config.mark_slots)
             undo.callback(marks.close)
+            arena = self._open_arena(executor_id)
+            if arena is not None:
+                undo.callback(arena.close)
             link = ExecutorLink(
                 executor_id,
                 self,
@@ -352,6 +362,7 @@ class Pool:
                 self._clock,
                 self._config.outbox_frames_max,
                 self._config.outbox_bytes_max,
+                arena,
             )
             if self._config.link_mode == "path":
                 executor = self._spawn_on_path(executor_id, pool, marks, link, slot, apart)
@@ -360,12 +371,20 @@ class Pool:
             ours, theirs = open_socketpair()
             undo.callback(ours.close)
             with theirs:
-                order = self._order(executor_id, pool, slot, marks, theirs.fileno(), None, "")
+                order = self._order(executor_id, pool, slot, marks, link, theirs.fileno(), None, "")
                 process = pool.spawner.spawn(order, self._on_output)
             undo.pop_all()
         executor = self._register(executor_id, pool, process, link, marks, "", slot, apart)
         await self._open(executor, ours)
         return executor
+
+    def _open_arena(self, executor_id: ExecutorId) -> Arena | None:
+        """None: the settings, or this process's limit on the size of files, allow none, and frames carry all."""
+        size = self._config.arena_bytes_max
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY:
+            size = min(size, limit)
+        return Arena(size, self._folder.path, executor_id) if size >= 2 * GRAIN_BYTES else None
 
     def _seat(self, executor: Executor, slot: Slot) -> None:
         executor.slot = slot
@@ -380,19 +399,21 @@ class Pool:
         pool: NamedPool,
         slot: Slot | None,
         marks: MarkPage,
+        link: ExecutorLink,
         socket_fd: int | None,
         path: Path | None,
         token: str,
     ) -> SpawnOrder:
         return SpawnOrder(
             executor_id=executor_id,
-            environment=pool.environment_of(0 if slot is None else slot.index),
+            environment={**self._environment, **pool.environment_of(0 if slot is None else slot.index)},
             executor_max_inflight=pool.config.executor_max_inflight,
             executor_max_runnable=pool.config.executor_max_runnable,
             heartbeat_interval_ms=self._config.heartbeat_interval_ms,
             capture_locals=self._config.capture_locals,
             nice=self._config.executor_nice,
             mark_fd=marks.fd,
+            arena_fd=None if link.arena is None else link.arena.fd,
             socket_fd=socket_fd,
             socket_path=path,
             token=token,
@@ -446,7 +467,7 @@ class Pool:
             listener.bind(str(path))
             listener.listen(8)
             listener.setblocking(False)
-            order = self._order(executor_id, pool, slot, marks, None, path, token)
+            order = self._order(executor_id, pool, slot, marks, link, None, path, token)
             process = pool.spawner.spawn(order, self._on_output)
             undo.pop_all()
         executor = self._register(executor_id, pool, process, link, marks, token, slot, apart)
@@ -498,6 +519,11 @@ class Pool:
     def on_events(self, link: ExecutorLink, events: list[LinkEvent]) -> None:
         self._actor.post_from(link, events)
         self.look_at_placements_soon()
+        if self._counts_calls:
+            executor = self._executors.get(link.executor_id)
+            limit = 0 if executor is None else executor.pool.config.recycle_after_calls
+            if executor is not None and 0 < limit <= link.finished_calls:
+                self._recycle(executor, f"it ended {link.finished_calls} calls, recycle_after_calls={limit}")
 
     def on_heartbeat(self, link: ExecutorLink, heartbeat: HeartbeatPayload) -> None:
         executor = self._executors.get(link.executor_id)
@@ -519,6 +545,14 @@ class Pool:
             self._keep(self._fill_spares(executor.pool))
         elif heartbeat.draining and not executor.retiring:
             self.retire(executor, heartbeat.draining)
+        elif 0 < executor.pool.config.recycle_above_rss < heartbeat.memory_bytes:
+            limit = executor.pool.config.recycle_above_rss
+            self._recycle(executor, f"it held {heartbeat.memory_bytes} bytes, recycle_above_rss={limit}")
+
+    def _recycle(self, executor: Executor, why: str) -> None:
+        """For code that leaks (X47): no fault of what runs there now."""
+        if not (executor.retiring or executor.losing or executor.apart):
+            self.retire(executor, why)
 
     def _check_first(self, executor: Executor, heartbeat: HeartbeatPayload) -> str:
         """Why an executor is refused, or nothing."""
@@ -656,6 +690,9 @@ class Pool:
         future = self._describing.pop(message.request_id, None)
         if future is not None and not future.done():
             future.set_result(message.payload)
+
+    def takes_binary(self, call_id: CallId) -> bool:
+        return self._actor.takes_binary(call_id)
 
     def on_broken(self, link: ExecutorLink, cause: str, message: str) -> None:
         executor = self._executors.get(link.executor_id)
@@ -888,6 +925,7 @@ class Pool:
         await process.wait_exited()
         await link.read_to_end()
         begun = link.begun_calls()
+        self._actor.note_begun(begun)
         if cause in ("eof", "exited"):
             await process.wait_output_ended(LAST_OUTPUT_WAIT_S)
         executor.loss_message = self._describe_loss(executor, cause, message)
@@ -926,6 +964,7 @@ class Pool:
 
     def _forget(self, executor: Executor, cause: str) -> None:
         executor.marks.close()
+        executor.link.close_arena()
         del self._executors[executor.executor_id]
         executor.gone.set()
         self._change.set()
@@ -1054,7 +1093,7 @@ class Pool:
             runnable_count=heartbeat.runnable_count,
             inflight_count=heartbeat.inflight_count,
             available_contexts=heartbeat.available_contexts,
-            memory_bytes=heartbeat.memory_bytes,
+            memory_bytes=executor.memory_bytes,
             running=bool(heartbeat.running_call_id),
             last_scheduler_active_at_ms=heartbeat.last_scheduler_active_at_ms,
             wants_replacement=bool(heartbeat.draining),
@@ -1096,7 +1135,7 @@ class Pool:
                     executor_id=executor.executor_id if executor is not None else "",
                     pid=executor.process.pid if executor is not None else 0,
                     inflight=len(executor.link.seats) if executor is not None else 0,
-                    memory_bytes=heartbeat.memory_bytes if heartbeat is not None else 0,
+                    memory_bytes=executor.memory_bytes if executor is not None else 0,
                     is_attached=heartbeat is not None and executor is not None and not executor.losing,
                 )
             )

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from copy import copy
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
 
 import msgspec
 
-from callyard.errors import CallError, CallFailure, ErrorKind
+from callyard.errors import CallError, CallFailure, ErrorKind, fail
+from callyard.functions.calling import R_co
+from callyard.functions.packing import NotReadable, decode_crossing
 from callyard.scheduler import CallResult, StopReason
 from callyard.wire.messages import CallEventKind, CallEventPayload
+
+if TYPE_CHECKING:
+    from callyard.functions.outgoing import Outgoing
 
 TAIL_LINES: Final = 20
 TAIL_BYTES_MAX: Final = 8 * 1024
@@ -18,6 +24,7 @@ CAPTURE_BYTES_MAX: Final = 64 * 1024
 """Of a call and its subcalls together; an executor sends as much of each of them (X79)."""
 TOLD_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of all calls of one task whose results did not leave yet."""
+_UNREAD: Final = object()
 
 
 class Printed(msgspec.Struct, frozen=True, gc=False):
@@ -59,30 +66,51 @@ def with_echo(result: CallResult, echo: bytes) -> ToldResult:
     )
 
 
-class Result:
+class Result(Generic[R_co]):
     """How one call ended. `value` is decoded from JSON when it is asked for."""
 
-    __slots__ = ("_result",)
+    __slots__ = ("_index", "_result", "_value")
 
-    def __init__(self, result: CallResult) -> None:
+    def __init__(self, result: CallResult, outgoing: Outgoing | None = None) -> None:
+        """`outgoing`: of a call by function object; an output that is not what its annotation says is a failure."""
+        self._value: Any = _UNREAD
+        if outgoing is not None and result.output is not None:
+            try:
+                self._value = outgoing.decode(result.output)
+            except CallError as error:
+                failure = msgspec.structs.replace(error.failure, attempts=result.attempts)
+                result = msgspec.structs.replace(result, output=None, failure=failure)
         self._result = result
+        self._index = result.index
+
+    def at_index(self, index: int) -> Self:
+        """The same, as the one of that place."""
+        twin = copy(self)
+        twin._index = index
+        return twin
 
     @property
     def index(self) -> int:
         """The call's place in its list, from 0."""
-        return self._result.index
+        return self._index
 
     @property
     def ok(self) -> bool:
         return self._result.failure is None
 
     @property
-    def value(self) -> Any:
-        """The JSON value the function returned. Raises CallError when the call failed."""
+    def value(self) -> R_co:
+        """What the function returned: as its annotation says where it was called by its object, else as JSON, decoded
+        anew each time. Raises CallError when the call failed."""
         output = self._result.output
         if output is None:
             raise CallError(self._failure())
-        return msgspec.json.decode(output)
+        if self._value is not _UNREAD:
+            return cast(R_co, self._value)
+        try:
+            return cast(R_co, decode_crossing(output))
+        except NotReadable as error:
+            raise CallError(fail(ErrorKind.RESULT, str(error), attempts=self.attempts)) from None
 
     @property
     def error(self) -> CallFailure | None:
@@ -112,10 +140,11 @@ class Result:
 
     @property
     def raw(self) -> bytes | None:
-        """The output's JSON bytes as its executor sent them; None: the call failed."""
+        """The output as its executor sent it: JSON, or where a result holds bytes, arrays or tables, JSON beside them
+        in a form of its own (`binary=False` asks for JSON). None: the call failed."""
         return self._result.output
 
-    def unwrap(self) -> Any:
+    def unwrap(self) -> R_co:
         """The value, or CallError: `value` as a call."""
         return self.value
 
@@ -321,6 +350,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     """Why it ended early; None: it did not."""
     peak_memory_bytes: int
     """Largest resident size of the worker process so far."""
+    standing: int = 0
+    """Results that were in the output before, of a run that went on; `calls` does not count them."""
 
     @property
     def ok(self) -> int:

@@ -46,10 +46,16 @@ class SpawnOrder:
     capture_locals: bool
     nice: int
     mark_fd: int
+    arena_fd: int | None = None  # None: there is none
     socket_fd: int | None  # an inherited socketpair end
     socket_path: Path | None = None  # or the path it dials
     token: str = ""  # one-time, for the path
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def inherited_fds(self) -> list[int]:
+        """What the child is to have open, besides what its spawner gives it."""
+        return [fd for fd in (self.mark_fd, self.arena_fd, self.socket_fd) if fd is not None]
 
 
 class ExecutorProcess(Protocol):
@@ -138,6 +144,7 @@ class ProcessSpawner:
             str(PROTOCOL_VERSION),
             "--mark-fd",
             str(order.mark_fd),
+            *(["--arena-fd", str(order.arena_fd)] if order.arena_fd is not None else []),
             "--lifeline-fd",
             str(lifeline_fd),
             "--heartbeat-interval-ms",
@@ -151,7 +158,7 @@ class ProcessSpawner:
         if order.token:
             environment["CALLYARD_LINK_TOKEN"] = order.token
         theirs, ours = os.pipe()
-        inherited = [order.mark_fd, theirs] + ([] if order.socket_fd is None else [order.socket_fd])
+        inherited = [theirs, *order.inherited_fds]
         try:
             child = start_child(self.build_command(order, theirs), environment, inherited)
         except BaseException:

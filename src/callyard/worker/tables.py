@@ -14,21 +14,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from callyard.errors import ErrorKind, UsageError, fail
-from callyard.functions.encoding import ResultMisfit, encode_table_row
+from callyard.extras import needs
+from callyard.functions.encoding import ResultMisfit, encode_table_row, encode_value
+from callyard.functions.foreign import arrow_rows, holds_integers, pandas_rows
 from callyard.worker.builders import LINE_BYTES_MAX, Row, check_readable, fraction_of, shorten_names, too_large
 
 SLICE_ROWS: Final = 1_024
 """Rows that are Python values at one time."""
-_EXACT_MAX: Final = 2**53
-"""To here a float holds every integer."""
 
 
 def import_arrow(module: str, why: str) -> Any:
     """`pyarrow`, or a module of it. Raises `UsageError` when it is not there."""
-    try:
+    with needs("parquet", why):
         return importlib.import_module(module)
-    except ImportError as error:
-        raise UsageError(f"{why} needs pyarrow: pip install 'callyard[parquet]'") from error
 
 
 class _TableSource:
@@ -120,7 +118,7 @@ class ParquetSource(_TableSource):
                         raise UsageError(f"cannot read {path} as Parquet after row {self._taken}: {error}") from error
                     if batch is None:
                         break
-                    yield _to_rows(batch)
+                    yield arrow_rows(batch)
 
 
 class FrameSource(_TableSource):
@@ -159,15 +157,15 @@ class FrameSource(_TableSource):
             yield part.to_dicts()
 
     def _cut_pandas(self) -> Iterator[list[dict[str, Any]]]:
-        whole = {name: "Int64" for name in self.columns if _holds_integers(self._frame[name])}
+        whole = {name: "Int64" for name in self.columns if holds_integers(self._frame[name])}
         for start in range(0, len(self._frame), SLICE_ROWS):
-            part = self._frame.iloc[start : start + SLICE_ROWS].astype(whole)
-            yield part.astype(object).where(part.notna(), None).to_dict("records")  # NaT and NA have no JSON
+            part = self._frame.iloc[start : start + SLICE_ROWS]
+            yield pandas_rows(part, whole)
 
     def _cut_arrow(self) -> Iterator[list[dict[str, Any]]]:
         for batch in self._reader:
             for start in range(0, batch.num_rows, SLICE_ROWS):
-                yield _to_rows(batch.slice(start, SLICE_ROWS))
+                yield arrow_rows(batch.slice(start, SLICE_ROWS))
 
 
 def is_frame(value: object) -> bool:
@@ -218,28 +216,10 @@ def check_free(frame: Any, into: str) -> None:
 
 
 def _column(make: Any, values: list[Any], errors: tuple[type[Exception], ...]) -> Any:
-    import msgspec
-
     try:
         return make(values)
     except errors:
-        return make([None if value is None else msgspec.json.encode(value).decode() for value in values])
-
-
-def _to_rows(batch: Any) -> list[dict[str, Any]]:
-    """The rows of an Arrow batch. A map is an object, but pairs where one has a key twice: so nothing is lost."""
-    try:
-        return list(batch.to_pylist(maps_as_pydicts="strict"))
-    except (ValueError, KeyError):
-        return list(batch.to_pylist())
-
-
-def _holds_integers(column: Any) -> bool:
-    """Whether a pandas column of floats is one of integers with empty cells, for which pandas has no other place."""
-    if getattr(column.dtype, "kind", "") != "f":
-        return False
-    filled = column.dropna()
-    return 0 < len(filled) < len(column) and bool(((filled % 1 == 0) & (filled.abs() <= _EXACT_MAX)).all())
+        return make([None if value is None else encode_value(value, nan_null=True).decode() for value in values])
 
 
 def _library(value: object) -> str:

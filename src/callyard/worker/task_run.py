@@ -8,19 +8,24 @@ one and fast ones share the cost of a batch. Source: call-execution X20, X43, X7
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from callyard.clock import Clock
 from callyard.errors import CallError, CallFailure, ErrorKind, fail
+from callyard.functions.function import RESULT_BYTES_MAX
 from callyard.functions.ports import AskCallback, SubcallEvent
 from callyard.policy.credit import CreditWindow, ReorderBuffer
 from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan, prepare_batch
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
+from callyard.scheduler.batches import PreparedBatch
 from callyard.scheduler.statistics import TaskProgress
-from callyard.wire.messages import CallContext, CallEventPayload
+from callyard.wire.messages import JSON_FORM, CallContext, CallEventPayload, ResultForm
 from callyard.worker.actor import DEFAULT_CONTEXT, Actor, BatchPrepared, CallSubmitted, TaskOpened
+from callyard.worker.begun import BegunRows
 from callyard.worker.builders import Row
 from callyard.worker.code_view import CodeView
 from callyard.worker.config import WorkerConfig
@@ -32,8 +37,21 @@ from callyard.worker.subcall_trail import SubcallTrail
 BATCH_SPAN_MS: Final = 20
 OUTSTANDING_PARTS: Final = 32
 """A batch holds at least this part of the rows that are outstanding."""
+ATTEMPT_FORM: Final = ResultForm(bytes_max=RESULT_BYTES_MAX)
+"""Of a tool call: JSON, and no more than a gate hands on (D26)."""
 BATCHES_PER_SLICE: Final = 16
 """Batches built before the loop gets its turn again."""
+
+
+class BatchGate(Protocol):
+    """What a batch passes before it is sent."""
+
+    @property
+    def begun(self) -> BegunRows | None: ...
+
+    def admit(self, end_row: int, send: Callable[[], None]) -> None:
+        """Call `send` on the loop, in the order of the batches, once calls of rows before `end_row` may be sent."""
+        ...
 
 
 class TaskRun:
@@ -54,6 +72,7 @@ class TaskRun:
         *,
         function: str | None,
         ordered: bool = True,
+        gate: BatchGate | None = None,
         on_event: EventCallback | None = None,
         capture: bool = False,
         on_end: Callable[[TaskRun | SingleCall], None],
@@ -61,6 +80,7 @@ class TaskRun:
         self.plan = plan
         self.context = _context_of(plan)
         self.audits = view.audits
+        self.result_form = form_of(plan)
         self._told = ToldCalls(on_event, capture=capture)
         self.wants_events = self._told.wanted
         self.converged: c.ConvergeTaskCalls | None = None
@@ -75,12 +95,27 @@ class TaskRun:
         self._feed: RowFeed | None = None
         self._echoes: dict[int, bytes] = {}
         """By index, of rows that were taken and are not settled: what their results repeat."""
-        self._window = CreditWindow(config.max_outstanding_batches)
+        self.begun = None if gate is None else gate.begun
+        self._gate = gate
+        self._gated = 0
+        """Batches at the gate."""
+        self._shut = False
+        """What is at the gate is not sent any more."""
+        self._told_end = False
+        """The scheduler was told that no more batches come."""
+        self._rest: deque[Row] = deque()
+        """Rows that were taken and are behind a gap: they begin another batch."""
+        self._window = CreditWindow(config.max_outstanding_batches, config.outstanding_bytes_max)
+        self._weights: dict[int, int] = {}
+        """Of each outstanding batch: its arguments and what its outputs may come to, then its outputs, in bytes."""
+        self._mean_output_bytes = 0.0
+        """Of the rows that settled last."""
         self._reorder: ReorderBuffer[CallResult] = ReorderBuffer(config.reorder_bytes_max, ordered=ordered)
         self._next_batch = 0
-        self._next_index = 0
+        self._rows_built = 0
         self._ended = False
         """No more batches will be built."""
+        self._source_ended = False
         self._building = False
         self._opened = False
         self._wake = asyncio.Event()
@@ -120,21 +155,49 @@ class TaskRun:
             self._building = False
 
     def _build_batch(self, feed: RowFeed) -> bool:
-        taken = feed.take(self._batch_rows(), self._config.batch_args_bytes)
-        if taken.rows:
-            self._window.take()
-            prepared = prepare_batch(self.plan, self._next_batch, self._next_index, map(self._new_call, taken.rows))
+        """Whether there may be more. The rows of a batch follow one another."""
+        ended = False
+        if not self._rest:
+            taken = feed.take(self._batch_rows(), self._config.batch_args_bytes)
+            self._rest.extend(taken.rows)
+            ended = taken.ended
+        rows = self._take_following()
+        if rows:
+            size = sum(len(row.args) for row in rows) + int(self._mean_output_bytes * len(rows))
+            self._window.take(size)
+            self._weights[self._next_batch] = size
+            prepared = prepare_batch(self.plan, self._next_batch, rows[0].index, map(self._new_call, rows))
             self._next_batch += 1
-            self._next_index += len(taken.rows)
-            self._actor.post(BatchPrepared(prepared))
-        if taken.ended:
+            self._rows_built += len(rows)
+            if self._gate is None:
+                self._actor.post(BatchPrepared(prepared))
+            else:
+                self._gated += 1
+                self._gate.admit(rows[-1].index + 1, partial(self._send, prepared))
+        self._source_ended |= ended
+        if self._source_ended and not self._rest:
             self._end_production()
-        return bool(taken.rows) and not taken.ended
+            return False
+        return bool(rows)
+
+    def _take_following(self) -> list[Row]:
+        rows: list[Row] = []
+        while self._rest and (not rows or self._rest[0].index == rows[-1].index + 1):
+            rows.append(self._rest.popleft())
+        return rows
+
+    def _send(self, prepared: PreparedBatch) -> None:
+        """A batch comes out of the gate."""
+        if self._shut:
+            return
+        self._gated -= 1
+        self._actor.post(BatchPrepared(prepared))
+        self._tell_end()
 
     def _batch_rows(self) -> int:
         """Rows of the next batch: about `BATCH_SPAN_MS` of the throughput seen so far, and no less than a small part of
         what is outstanding, so that many slow calls do not use up the window by ones."""
-        outstanding = self._next_index - self._rows_settled
+        outstanding = self._rows_built - self._rows_settled
         rows = max(1, int(self._rows_per_ms * BATCH_SPAN_MS), outstanding // OUTSTANDING_PARTS)
         return min(self._config.batch_rows, rows)
 
@@ -162,12 +225,21 @@ class TaskRun:
     def _not_found(self, name: str | None) -> str:
         return f"no function {name!r}; there are {', '.join(sorted(self._view)) or 'none'}"
 
-    def _end_production(self) -> None:
+    def _end_production(self, *, shut: bool = False) -> None:
+        """Build no more; with `shut` what is still at the gate stays there."""
+        if shut:
+            self._shut = True
+            self._rest.clear()
         if not self._ended:
             self._ended = True
-            self._actor.post(e.ProductionEnded(self.plan.task_id))
             if self._feed is not None:
                 self._feed.close()
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        if self._ended and not self._told_end and (self._shut or not self._gated):
+            self._told_end = True
+            self._actor.post(e.ProductionEnded(self.plan.task_id))
 
     def stop(self, reason: StopReason, *, cancel_running: bool = True, message: str = "") -> None:
         """Dispatch nothing more; with `cancel_running` also stop what runs. Convergence follows."""
@@ -175,7 +247,7 @@ class TaskRun:
             self._close()  # nobody was told of it: there is nothing to converge
         elif self.converged is None:
             self._actor.post(e.TaskStopped(self.plan.task_id, reason, cancel_running, message))
-            self._end_production()
+            self._end_production(shut=True)
 
     def progress(self) -> TaskProgress:
         """The counts now, or the final ones."""
@@ -202,8 +274,7 @@ class TaskRun:
         self._told.hear(index, event)
 
     def on_batch_committed(self, accepted: bool) -> None:
-        if not accepted:
-            self._window.give_back()
+        """A task that takes no more batches is told to end: what came too late holds its credit to no harm."""
 
     def on_batch_settled(self, command: c.BatchSettled) -> None:
         self._measure(len(command.results))
@@ -212,13 +283,18 @@ class TaskRun:
             echoes = [self._echoes.pop(result.index, b"") for result in results]
             results = [with_echo(result, echo) for result, echo in zip(results, echoes, strict=True)]
             told_bytes += sum(map(len, echoes))
-        if self._reorder.settle(command.batch_index, results, command.output_bytes + told_bytes):
-            self._window.give_back()
-            self.produce()
+        size = command.output_bytes + told_bytes
+        self._mean_output_bytes = (self._mean_output_bytes + size / max(1, len(results))) / 2
+        if self._reorder.settle(command.batch_index, results, size):
+            self._window.give_back(self._weights.pop(command.batch_index))
+        else:
+            self._window.weigh(self._weights[command.batch_index], size)
+            self._weights[command.batch_index] = size
+        self.produce()
         self._wake.set()
 
     def on_stop_production(self, reason: StopReason) -> None:
-        self._end_production()
+        self._end_production(shut=True)
 
     def on_converged(self, command: c.ConvergeTaskCalls) -> None:
         self.converged = command
@@ -263,7 +339,7 @@ class TaskRun:
     def _taken(self, index: int, credit_out: bool) -> None:
         self._actor.post(e.BatchTaken(self.plan.task_id, index))
         if credit_out:
-            self._window.give_back()
+            self._window.give_back(self._weights.pop(index))
             self.produce()
 
     async def _discard_rest(self) -> None:
@@ -281,6 +357,7 @@ class SingleCall:
     trail: SubcallTrail | None = None
     io_options: TaskIoOptions | None = None
     deadline_at_ms: int | None = None
+    begun: BegunRows | None = None
 
     def __init__(
         self,
@@ -296,12 +373,14 @@ class SingleCall:
         self.plan = plan
         self.context = _context_of(plan)
         self.audits = view.audits
+        self.result_form = form_of(plan)
         self._told = ToldCalls(on_event, capture=capture)
         self.wants_events = self._told.wanted
         self._actor = actor
         self._view = view
         self._on_end = on_end
-        self._done: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+        """Its end; CallError when it was not admitted."""
         self._ended = False
         """It converged, or never will."""
         actor.post(CallSubmitted(plan, self, prepare_batch(plan, 0, 0, (call,))))
@@ -309,7 +388,7 @@ class SingleCall:
     async def wait(self) -> CallResult:
         """The call's end. Cancelling the wait stops the call. Raises CallError when the call was not admitted."""
         try:
-            return await self._done
+            return await self.done
         except asyncio.CancelledError:
             self.stop(StopReason.CANCELLED)
             raise
@@ -321,8 +400,8 @@ class SingleCall:
     def fail(self, error: Exception, cause: BaseException | None) -> None:
         error.__cause__ = cause
         self._end()
-        if not self._done.done():
-            self._done.set_exception(error)
+        if not self.done.done():
+            self.done.set_exception(error)
 
     def _end(self) -> None:
         self._ended = True
@@ -348,9 +427,9 @@ class SingleCall:
 
     def on_converged(self, command: c.ConvergeTaskCalls) -> None:
         self._end()
-        if not self._done.done():  # a caller that was cancelled waits no more
+        if not self.done.done():  # a caller that was cancelled waits no more
             results, _ = self._told.attach(command.results[:1])
-            self._done.set_result(results[0])
+            self.done.set_result(results[0])
 
 
 class AttemptCall(SingleCall):
@@ -379,6 +458,7 @@ class AttemptCall(SingleCall):
         self.deadline_at_ms = deadline_at_ms
         self.wants_events = on_event is not None
         self._on_event = on_event
+        self.result_form = ATTEMPT_FORM
 
     def on_call_event(self, index: int, event: CallEventPayload) -> None:
         if self._on_event is not None:
@@ -398,6 +478,11 @@ class AttemptCall(SingleCall):
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()
+
+
+def form_of(plan: TaskPlan) -> ResultForm:
+    """What the results of a task's root calls are to be."""
+    return ResultForm(plan.binary, plan.nan_null) if plan.binary or plan.nan_null else JSON_FORM
 
 
 def _context_of(plan: TaskPlan) -> CallContext:

@@ -28,8 +28,7 @@ from callyard.clock import SYSTEM_CLOCK, Clock
 from callyard.errors import CallFailure, CallyardError, ErrorKind, UsageError
 from callyard.functions.audit.log import AuditLog
 from callyard.functions.audit.policies import AllowPolicy, BundleView, to_policy
-from callyard.functions.encoding import ResultMisfit, encode_canonical
-from callyard.functions.function import MILLISECONDS_MAX
+from callyard.functions.function import MILLISECONDS_MAX, Nan
 from callyard.functions.loading import refuse_while_importing
 from callyard.functions.ports import AskCallback, SubcallEvent
 from callyard.functions.registry import FunctionSpec, Registry, UnknownFunction
@@ -44,11 +43,13 @@ from callyard.worker.actor import Actor, describe_missing_function
 from callyard.worker.attempts import AttemptRunner
 from callyard.worker.audit_gate import Admission, AuditGate, AuditRefused
 from callyard.worker.builders import CallSource, Row, open_rows
+from callyard.worker.calls import AskedCall, Calls, wants_null
 from callyard.worker.code_view import BundleShelf, CodeView
 from callyard.worker.columns import Extra, FittedRows
 from callyard.worker.config import WorkerConfig
 from callyard.worker.failure_limit import FailureLimit
 from callyard.worker.feeds import InlineFeed, ThreadFeed
+from callyard.worker.file_run import FileRun
 from callyard.worker.interpreter import Interpreter, choose_interpreter, own_interpreter
 from callyard.worker.io.config import IoConfig
 from callyard.worker.io.hub import IoHub, IoStatistics
@@ -77,7 +78,7 @@ def print_output(executor_id: ExecutorId, line: str) -> None:
     print(f"{executor_id} | {line}", file=sys.stderr, flush=True)
 
 
-class Worker:
+class Worker(Calls):
     """Runs calls of one registry. Use it as an async context manager, from one event loop.
 
     `registry` may be a target: a Python file, a module or a folder, with or without `:function`. `executors` is the
@@ -87,7 +88,7 @@ class Worker:
     that takes a `BundleView`, or a command as a list; `audit_log` is the JSONL file that gets a line per verdict.
     `io` says what functions may reach through the worker, in the shape of the table `[io]` of a settings file.
     `pools` are named pools of executors, `{"gpu": PoolConfig(executors=1)}`, for functions that name one:
-    `@function(pool="gpu")`.
+    `@function(pool="gpu")`. `environment` is what executors get beside this process's own variables.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Worker:
         audit: object = None,
         audit_log: str | Path | None = None,
         io: IoConfig | Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
         refuse_while_importing()
@@ -111,6 +113,7 @@ class Worker:
             settings["executor_count"] = executors
         self.config = (config or WorkerConfig()).with_settings(**settings)
         self._on_output = on_output
+        self._environment = dict(environment or {})
         self._spawner = spawner
         self._interpreter = own_interpreter()
         self._sandboxes: dict[PoolName, Sandbox] = {}
@@ -202,6 +205,7 @@ class Worker:
                 self._find_bundle,
                 io,
                 self._on_unavailable,
+                self._environment,
             )
             bundle = self.registry.bundle
             shelf = self._shelf = BundleShelf(self._folder.path / "bundles", self._pool.retire_bundle)
@@ -394,37 +398,26 @@ class Worker:
 
     # --- calls --------------------------------------------------------------------------------------------------
 
-    async def call(
-        self,
-        function: str,
-        args: Mapping[str, Any] | Sequence[Any] | None = None,
-        *,
-        max_attempts: int | None = None,
-        budget_ms: int | None = None,
-        deadline_ms: int | None = None,
-        tenant: str = "default",
-        on_event: EventCallback | None = None,
-    ) -> Any:
-        """Run one call and return its JSON value. A mapping is keywords, a sequence positional arguments.
+    def _callee(self) -> Worker:
+        return self
 
-        Raises CallError when the call fails. `deadline_ms` is a duration from now for queueing and running together.
-        `on_event` gets the call's progress, log and output while it runs.
-        """
-        result = await self.call_result(
-            function,
-            args,
-            max_attempts=max_attempts,
-            budget_ms=budget_ms,
-            deadline_ms=deadline_ms,
-            tenant=tenant,
-            on_event=on_event,
-        )
-        return result.value
+    @property
+    def started_registry(self) -> Registry:
+        """Raises UsageError before the start, when functions are not known yet."""
+        self._running()
+        return self.registry
 
-    async def call_result(
+    async def call_asked(self, asked: AskedCall) -> Result[Any]:
+        """Run one call. Raises UsageError for an option out of range."""
+        return Result(await self.begin_call(asked).wait(), asked.outgoing)
+
+    def begin_call(self, asked: AskedCall) -> SingleCall:
+        """As `call_asked`, without waiting for its end."""
+        return self._begin_call(asked, **asked.options)
+
+    def _begin_call(
         self,
-        function: str,
-        args: Mapping[str, Any] | Sequence[Any] | None = None,
+        asked: AskedCall,
         *,
         strings: bool = False,
         max_attempts: int | None = None,
@@ -433,29 +426,24 @@ class Worker:
         tenant: str = "default",
         on_event: EventCallback | None = None,
         capture: bool = False,
-    ) -> Result:
-        """Like `call`, but a failed call is a Result that is not ok. Cancelling the caller cancels the call.
-
-        With `strings` the values are text, parsed by each parameter's type. With `capture` the Result has in `printed`
-        what the call printed and logged.
-        """
-        self._spec(function)
+        nan: Nan = "refuse",
+        binary: bool = True,
+    ) -> SingleCall:
+        self._spec(asked.name)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
-        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=False)
-        call = NewCall(0, view[function], _encode_args(args), strings, view.refusal)
+        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=False, binary=binary, nan=nan)
+        call = NewCall(0, view[asked.name], asked.args, strings, view.refusal)
         single = SingleCall(self._running(), plan, view, call, self._on_run_end, on_event, capture=capture)
         self._pin(single, view)
         self._runs.add(single)
         timer = self._arm_deadline(single, deadline_ms)
-        try:
-            return Result(await single.wait())
-        finally:
-            if timer is not None:
-                timer.cancel()
+        if timer is not None:
+            single.done.add_done_callback(lambda _: timer.cancel())
+        return single
 
-    async def map(
+    async def map_batches(
         self,
-        function: str,
+        function: str | Callable[..., Any],
         rows: Iterable[Any],
         *,
         ordered: bool = True,
@@ -469,29 +457,21 @@ class Worker:
         extra: Extra = "refuse",
         on_event: EventCallback | None = None,
         capture: bool = False,
-    ) -> AsyncGenerator[Result, None]:
-        """Run one call per row and yield each Result, in the order of the rows unless `ordered` is False.
-
-        A row is a mapping (keywords, or the whole row for a function with one object parameter), a list or tuple
-        (positional), or any other value (the only argument). Memory is bounded however long the list: rows are read
-        as results are taken. Leaving the loop early cancels the rest. Raises what `rows` raises.
-
-        `rows` may be a pandas or Polars DataFrame or an Arrow table: a row is then a mapping by column, a cell that is
-        empty or NaN None. A column that the function has no place for is a UsageError before the first call, unless
-        `columns` names those to take, or `extra` is "ignore".
-
-        With `fail_fast` the first final failure stops the list: calls that run still end, and what never ran is
-        `cancelled`. `cache` says whose results are kept and shared among equal calls of this list, subcalls included:
-        of `pure` functions ("promised"), of all, or of none ("off"). `on_event` gets progress, log and output while
-        calls run; with `capture` each Result has in `printed` what its call printed and logged.
-        """
-        spec = self._spec(function)
+        nan: Nan = "refuse",
+    ) -> AsyncGenerator[list[Result[Any]], None]:
+        """`map`, several results at a time: as many as came together."""
+        if isinstance(function, str):
+            name, outgoing = function, None
+        else:
+            outgoing = self.started_registry.outgoing(function)
+            name = outgoing.name
+        spec = self._spec(name)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
-        source: CallSource = open_rows(rows)
+        source: CallSource = open_rows(rows, nan_null=wants_null({"nan": nan}))
         if isinstance(source, FrameSource) or columns is not None or extra != "refuse":
             source = FittedRows(source, spec, columns=columns, extra=extra)
         run = self._open_run(
-            function,
+            name,
             ordered,
             max_attempts,
             budget_ms,
@@ -500,6 +480,8 @@ class Worker:
             cache=cache,
             on_event=on_event,
             capture=capture,
+            binary=True,
+            nan=nan,
         )
         timer: asyncio.TimerHandle | None = None
         try:
@@ -507,15 +489,16 @@ class Worker:
             timer = self._arm_deadline(run, deadline_ms)
             async with aclosing(run.batches()) as batches:
                 async for batch in batches:
-                    for result in batch:
-                        yield Result(result)
+                    yield [Result(result, outgoing) for result in batch]
             self._check_alive()
         finally:
             run.stop(StopReason.CANCELLED)
             if timer is not None:
                 timer.cancel()
 
-    async def map_frame(self, function: str, frame: Frame, *, into: str = "output", **options: Any) -> Frame:
+    async def map_frame(
+        self, function: str | Callable[..., Any], frame: Frame, *, into: str = "output", **options: Any
+    ) -> Frame:
         """`map` over a frame, and the frame back with two more columns: the results, named `into`, and `into_error`,
         text where a call failed. It is of the library that it came from (of pyarrow for other Arrow tables).
 
@@ -549,13 +532,18 @@ class Worker:
         on_event: EventCallback | None = None,
         capture: bool = False,
         check_only: bool = False,
+        file_run: FileRun | None = None,
+        binary: bool = False,
+        nan: Nan = "refuse",
     ) -> Run:
         """A call list from `source` to `sink`. `function` None: each row names its own.
 
         More than `max_failures` failed calls, a number or a share such as "5%", stop the run, and what runs then; a
         share counts from 100 ended calls on. With `fail_fast` the first one stops it, and calls that run still end.
         With `capture` the sink gets results with what their calls printed. With `check_only` nothing is called: a row
-        whose arguments fit the function has the result null, another fails as it would.
+        whose arguments fit the function has the result null, another fails as it would. `file_run`, whose `begin` gave
+        the source and the sink, makes the run one that can go on whatever ends it. `binary`: the sink takes results
+        with bytes, arrays and tables beside their JSON. `nan`: what NaN and infinities in a result become.
         """
         if function is not None:
             self._spec(function)
@@ -572,8 +560,11 @@ class Worker:
             on_event=on_event,
             capture=capture,
             check_only=check_only,
+            file_run=file_run,
+            binary=binary,
+            nan=nan,
         )
-        return Run(self, task, source, sink, deadline_ms, limit)
+        return Run(self, task, source, sink, deadline_ms, limit, file_run)
 
     async def run(self, function: str | None, source: CallSource, sink: OutputSink, **options: Any) -> RunSummary:
         """Run a whole call list; see `open_run` for the options. Raises what the source or the sink raises."""
@@ -606,6 +597,13 @@ class Worker:
             return []
         found = ((executor_id, self._actor.find_call(call_id)) for call_id, executor_id in self._pool.begun())
         return [RunningCall(*call, executor_id) for executor_id, call in found if call is not None]
+
+    @property
+    def run_folder(self) -> RunFolder:
+        """Raises UsageError before the start."""
+        self._running()
+        assert self._folder is not None
+        return self._folder
 
     @property
     def sandbox(self) -> Sandbox:
@@ -712,10 +710,13 @@ class Worker:
         on_event: EventCallback | None,
         capture: bool,
         check_only: bool = False,
+        file_run: FileRun | None = None,
+        binary: bool,
+        nan: Nan,
     ) -> TaskRun:
         if cache not in get_args(CachePolicy):
             raise UsageError(f"cache must be one of {', '.join(get_args(CachePolicy))}, got {cache!r}")
-        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=True)
+        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=True, binary=binary, nan=nan)
         if check_only:
             view = view.only_checking()
         plan = msgspec.structs.replace(
@@ -729,6 +730,7 @@ class Worker:
             view,
             function=function,
             ordered=ordered,
+            gate=file_run,
             on_event=on_event,
             capture=capture,
             on_end=self._on_run_end,
@@ -737,7 +739,14 @@ class Worker:
         return run
 
     def _plan(
-        self, max_attempts: int | None, budget_ms: int | None, tenant: str, *, streaming: bool
+        self,
+        max_attempts: int | None,
+        budget_ms: int | None,
+        tenant: str,
+        *,
+        streaming: bool,
+        binary: bool = False,
+        nan: Nan = "refuse",
     ) -> tuple[TaskPlan, CodeView]:
         """A task's plan and its pinned view. Call lists take a task slot, single calls do not (D39).
 
@@ -758,6 +767,8 @@ class Worker:
             default_budget_ms=0,
             streaming=streaming,
             uses_slot=streaming,
+            binary=binary,
+            nan_null=wants_null({"nan": nan}),
         )
         view = self._view
         if budget_ms is not None:
@@ -824,6 +835,7 @@ class Run:
         sink: OutputSink,
         deadline_ms: int | None,
         failure_limit: FailureLimit | None,
+        file_run: FileRun | None,
     ) -> None:
         self._worker = worker
         self._task = task
@@ -831,6 +843,9 @@ class Run:
         self._sink = sink
         self._deadline_ms = deadline_ms
         self._failure_limit = failure_limit
+        self._file_run = file_run
+        if file_run is not None:
+            file_run.on_failed = self._end_by
         self._clock = worker._clock
         self._started_at_ms = self._clock.now_ms()
         self._calls = 0
@@ -869,10 +884,17 @@ class Run:
             self._worker._check_alive()
             if self._sink_error is not None:
                 raise self._sink_error
-            self._sink.close()
+            if self._file_run is None:
+                self._sink.close()
+            else:
+                converged = self._task.converged
+                await self._file_run.finish(stopped=converged is None or converged.stop_reason is not None)
         except BaseException:
             self._task.stop(StopReason.SINK_FAILED)
-            self._sink.abort()
+            if self._file_run is None:
+                self._sink.abort()
+            else:
+                self._file_run.abort()
             raise
         finally:
             flushing.cancel()
@@ -891,9 +913,12 @@ class Run:
             try:
                 self._sink.flush()
             except Exception as error:  # noqa: BLE001  # the sink's own: raised by `wait`
-                self._sink_error = error
-                self._task.stop(StopReason.SINK_FAILED)
+                self._end_by(error)
                 return
+
+    def _end_by(self, error: Exception) -> None:
+        self._sink_error = error
+        self._task.stop(StopReason.SINK_FAILED)
 
     def _take(self, batch: Sequence[CallResult]) -> None:
         if self._sink_error is not None:
@@ -919,6 +944,8 @@ class Run:
 
     def _summary(self) -> RunSummary:
         converged = self._task.converged
+        lost = () if self._file_run is None else self._file_run.lost_results
+        self._count(lost)
         return RunSummary(
             calls=self._calls,
             failed=self._failed,
@@ -926,6 +953,7 @@ class Run:
             elapsed_ms=self._clock.now_ms() - self._started_at_ms,
             stop_reason=None if converged is None else converged.stop_reason,
             peak_memory_bytes=peak_memory_bytes(),
+            standing=0 if self._file_run is None else self._file_run.standing,
         )
 
 
@@ -939,20 +967,6 @@ def _check_whole(name: str, value: object, low: int, high: int) -> None:
 def _check_tenant(tenant: object) -> None:
     if not isinstance(tenant, str) or not 1 <= len(tenant) <= TENANT_CHARACTERS_MAX or not tenant.isprintable():
         raise UsageError(f"tenant must be a printable text of 1 to {TENANT_CHARACTERS_MAX} characters")
-
-
-def _encode_args(args: Mapping[str, Any] | Sequence[Any] | None) -> bytes:
-    """Arguments as canonical JSON. Raises UsageError for what is neither a mapping nor a sequence, or has no JSON."""
-    if args is None:
-        return b"[]"
-    if not isinstance(args, list | dict) and (
-        isinstance(args, str | bytes) or not isinstance(args, Mapping | Sequence)
-    ):
-        raise UsageError(f"args must be a mapping or a sequence of arguments, got {type(args).__name__}")
-    try:
-        return encode_canonical(args)
-    except ResultMisfit as error:
-        raise UsageError(f"args have no JSON: {error.message}") from error
 
 
 def peak_memory_bytes() -> int:
@@ -987,4 +1001,5 @@ def _target(spec: FunctionSpec, confined: Set[PoolName]) -> FunctionTarget:
         takes_row=spec.takes_row,
         pool=pool,
         confined=pool in confined,
+        binary=spec.binary,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,22 @@ def test_a_file_beside_the_functions_is_sent_along_when_included(tmp_path: Path)
     assert "No such file or directory: 'rates.json'" in without.err
     done = run("call", "m.py:rate", "of=de", "--include", "*.json", cwd=tmp_path)
     assert (done.status, done.out) == (0, "19\n")
+
+
+def test_an_import_within_a_function_that_fails_says_what_installs_it(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(
+        "def f() -> int:\n    import no_such_library.part\n    return 1\n\n\n"
+        "def caught() -> str:\n    try:\n        import no_such_library\n    except ImportError as error:\n"
+        "        return str(error)\n"
+    )
+    done = run("call", "m.py:f", cwd=tmp_path)
+    assert done.status == 1
+    assert (
+        "ModuleNotFoundError: No module named 'no_such_library' (no_such_library is neither in the bundle nor"
+        in done.err
+    )
+    assert re.search(r"if it is a package: \S+ .*pip install .*no_such_library\)", done.err)
+    assert run("call", "m.py:caught", cwd=tmp_path).out == "\"No module named 'no_such_library'\"\n", "it is theirs"
 
 
 def test_part_of_a_line_is_shown(tmp_path: Path) -> None:

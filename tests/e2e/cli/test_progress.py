@@ -119,7 +119,7 @@ def test_failures_that_are_alike_are_one_line(tmp_path: Path) -> None:
     rows.write_text("".join(f'[{x}, "n{x}"]\n' for x in range(1, 301)) + '["four"]\n')
     done = run("run", f"{TARGET}:third", rows, "-o", out)
     assert done.status == 1
-    start, summary, internal, alike, schema, other, hint = done.err.splitlines()
+    start, summary, internal, alike, schema, other, hint, again = done.err.splitlines()
     assert start == "1 executor, no budget unless the function names one"
     assert summary.startswith("301 calls: 200 ok, 101 failed in ")
     assert "worker's peak memory" in summary
@@ -128,6 +128,7 @@ def test_failures_that_are_alike_are_one_line(tmp_path: Path) -> None:
     assert schema == "  1 schema: arguments do not fit the function"
     assert other == '      call 300, line 301: /0: expected an integer, got text ("four")'
     assert hint == f"all of them: grep '\"ok\":false' {out}"
+    assert again == f"run again what failed: callyard run {TARGET}:third {rows} -o {out} --retry-failed"
 
 
 def test_quiet_says_nothing_but_errors() -> None:

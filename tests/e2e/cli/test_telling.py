@@ -171,7 +171,7 @@ def test_io_of_a_settings_file(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/a.txt").write_text("hello")
     settings = tmp_path / "yard.toml"
-    settings.write_text('[other]\nx = 1\n[io.files]\nnotes = "notes"\n')
+    settings.write_text('[worker]\nmax_restarts = 1\n[io.files]\nnotes = "notes"\n')
     called = run("call", f"{TARGET}:read_note", "name=notes/a.txt", "--io", settings)
     assert (called.status, called.out) == (0, '"hello"\n')
     listed = run("run", f"{TARGET}:read_note", "-", "--io", settings, stdin='["notes/a.txt"]\n')
@@ -185,8 +185,9 @@ def test_io_of_a_settings_file(tmp_path: Path) -> None:
     [
         (None, "cannot read {path}: No such file or directory"),
         ("[io", "{path} is no TOML: "),
-        ("[http]\n", "{path}: expected a table [io], such as [io.files] with a line data = '/srv/data'"),
-        ("[io]\nspeed = 1\n", "{path}: io.speed: no such setting; there are http, files, sql, jsonrpc"),
+        ("", "{path}: expected a table [io], such as [io.files] with a line data = '/srv/data'"),
+        ("[http]\n", "{path}:1: no setting 'http'; there are: worker, pools, io, serve"),
+        ("[io]\nspeed = 1\n", "{path}:1: io.speed: no such setting; there are http, files, sql, jsonrpc"),
     ],
 )
 def test_a_settings_file_that_is_none(tmp_path: Path, text: str | None, message: str) -> None:

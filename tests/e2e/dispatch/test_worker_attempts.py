@@ -72,7 +72,7 @@ async def test_a_promise_does_not_cover_the_effects_of_what_it_called(tool: str,
 async def test_what_had_not_begun_when_its_process_died_costs_no_attempt(tmp_path: Path) -> None:
     """X62 inside one attempt of the dispatcher: sent, never begun, sent again, whatever the promise."""
     gate, held, effects = tmp_path / "gate", tmp_path / "held", tmp_path / "effects"
-    async with open_yard(dispatching=DispatcherConfig(retry=ONCE), spare_executors=0) as yard:
+    async with open_yard(dispatching=DispatcherConfig(retry=ONCE), spare_executors=0, queue_ahead_ms=0) as yard:
         holder = asyncio.ensure_future(yard.dispatch("hold", {"path": str(held), "gate": str(gate)}))
         await wait_for(lambda: lines(held), "the holder runs")
         sent = [

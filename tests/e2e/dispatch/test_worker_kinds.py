@@ -43,7 +43,6 @@ ROWS: list[tuple[str, dict[str, Any], ErrorKind, Outcome, int, dict[str, Any], s
     ("no_json", NOTHING, K.RESULT, RAN, 1, {}, "object"),
     ("not_a_number", NOTHING, K.RESULT, RAN, 1, {"pointer": ""}, ""),
     ("too_large", NOTHING, K.RESULT, RAN, 1, {"limit": 1_000}, ""),
-    ("too_large_for_a_frame", NOTHING, K.RESULT, RAN, 1, {}, ""),
     ("never_heard_of", NOTHING, K.NOT_FOUND, NOT_RUN, 0, {}, "never_heard_of"),
 ]
 

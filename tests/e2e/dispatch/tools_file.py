@@ -193,11 +193,6 @@ def too_large() -> str:
     return "x" * 2_000
 
 
-@function(max_result_bytes=16 * 1024 * 1024)
-def too_large_for_a_frame() -> str:
-    return "x" * (16 * 1024 * 1024 - 10)
-
-
 @function
 def too_deep(depth: int = 0) -> int:
     return int(call("too_deep", {"depth": depth + 1}))

@@ -61,7 +61,7 @@ def test_readme_tour(tmp_path: Path) -> None:
 
 
 def test_tutorial(tmp_path: Path) -> None:
-    functions, guard, pick_failed, script = blocks("docs/tutorial.md", "python")
+    functions, guard, script = blocks("docs/tutorial.md", "python")
     (tmp_path / "trips.py").write_text(functions)
     (tmp_path / "trips.csv").write_text(blocks("docs/tutorial.md", "text")[0])
     typed = commands("docs/tutorial.md")
@@ -81,16 +81,12 @@ def test_tutorial(tmp_path: Path) -> None:
     )
     (tmp_path / "trips.py").write_text(mended)
     (tmp_path / "trips.csv").write_text((tmp_path / "trips.csv").read_text().replace("thirty", "30"))
-    force, pick, rerun = typed[4:]
-    (tmp_path / "failed.py").write_text(pick_failed)
-    assert shell(pick, tmp_path).returncode == 0
-    assert (tmp_path / "again.csv").read_text().split() == ["rider,km,minutes,tip", "ben,3.1,0,", "cy,12,30,2"]
-    only_failed = shell(rerun, tmp_path)
-    assert only_failed.returncode == 0, only_failed.stderr
-    assert [result["ok"] for result in lines_of(tmp_path / "again.jsonl")] == [False, True]
-    again = shell(force, tmp_path)
+    (rerun,) = typed[4:]
+    again = shell(rerun, tmp_path)
     assert again.returncode == 0, again.stderr
+    assert "2 failed rows run again" in again.stderr
     results = lines_of(tmp_path / "prices.jsonl")
+    assert [result["ok"] for result in results] == [True, False, True, True]
     assert results[1]["error"]["message"] == "cancelled trip"  # type: ignore[index]
     (tmp_path / "price_trips.py").write_text(script)
     assert (

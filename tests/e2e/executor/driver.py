@@ -98,7 +98,7 @@ class Driver:
         argv += ["--heartbeat-interval-ms", str(heartbeat_interval_ms), *flags]
         passed = [theirs.fileno()]
         if mark_slots:
-            self.mark_file.write_bytes(bytes(8 * (mark_slots + 1)))
+            self.mark_file.write_bytes(bytes(8 * (2 * mark_slots + 1)))
             mark_fd = os.open(self.mark_file, os.O_RDWR)
             passed.append(mark_fd)
             argv += ["--mark-fd", str(mark_fd)]

@@ -457,3 +457,18 @@ def test_polling_ends_with_the_calls(either: Driver) -> None:
     before = cpu_ms()
     either.wait_until(lambda: len(either.heartbeats) > seen + 3, "three more heartbeats")
     assert cpu_ms() - before < 300  # of 1,500 or more that passed
+
+
+@pytest.mark.requirement("X78")
+def test_a_call_that_is_read_after_its_slice_began_has_queued_for_no_time() -> None:
+    """The link is read between two calls; one that follows a call that cannot begin is no older than that look."""
+    with Driver(PLAIN, mark_slots=8) as driver:
+        assert driver.value("add", 1) == 11
+        first, unknown = driver.make_call("spin", 0.5), driver.make_call("nothing")
+        driver.send(first, unknown)
+        driver.wait_until(lambda: first.payload.call_number in driver.marks(), "mark")
+        last = driver.make_call("spin", 0.05)
+        driver.send(last)
+        end = driver.wait_end(last.call_id)  # a negative number would be no message
+        assert output_of(end) == 0.05
+        assert isinstance(driver.wait_end(unknown.call_id), CallFailed)

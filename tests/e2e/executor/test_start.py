@@ -57,15 +57,18 @@ def test_another_protocol_is_refused_with_the_command_that_mends_it() -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--executor-id=e", "--protocol=1"], "exactly one of --socket-fd and --socket-path"),
-        (["--executor-id=e", "--protocol=1", "--socket-fd=0", "--socket-path=/x"], "exactly one of"),
-        (["--protocol=1", "--socket-fd=0"], "--executor-id is missing"),
+        (["--executor-id=e", f"--protocol={PROTOCOL_VERSION}"], "exactly one of --socket-fd and --socket-path"),
+        (["--executor-id=e", f"--protocol={PROTOCOL_VERSION}", "--socket-fd=0", "--socket-path=/x"], "exactly one of"),
+        ([f"--protocol={PROTOCOL_VERSION}", "--socket-fd=0"], "--executor-id is missing"),
         (["--executor-id=e", "--socket-fd=0"], "--protocol is missing"),
-        (["--executor-id=e", "--protocol=1", "--socket-fd=many"], "--socket-fd: expected a whole number"),
-        (["--executor-id=e", "--protocol=1", "--socket-fd"], "--socket-fd: expected a value"),
-        (["--executor-id=e", "--protocol=1", "--no-such", "1"], "unknown flag --no-such"),
+        (
+            ["--executor-id=e", f"--protocol={PROTOCOL_VERSION}", "--socket-fd=many"],
+            "--socket-fd: expected a whole number",
+        ),
+        (["--executor-id=e", f"--protocol={PROTOCOL_VERSION}", "--socket-fd"], "--socket-fd: expected a value"),
+        (["--executor-id=e", f"--protocol={PROTOCOL_VERSION}", "--no-such", "1"], "unknown flag --no-such"),
         (["stray"], "expected a flag, got 'stray'"),
-        (["--executor-id=e", "--protocol=1", "--socket-path=/nonexistent/socket"], "No such file"),
+        (["--executor-id=e", f"--protocol={PROTOCOL_VERSION}", "--socket-path=/nonexistent/socket"], "No such file"),
     ],
 )
 def test_wrong_arguments_are_told(flags: list[str], told: str) -> None:
@@ -82,7 +85,7 @@ def test_a_mark_file_that_is_no_page_is_refused(tmp_path: Path) -> None:
     with file.open("r+b") as marks, ours, theirs:
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "callyard.executor", "--executor-id=e", "--protocol=1"),
+                *(sys.executable, "-m", "callyard.executor", "--executor-id=e", f"--protocol={PROTOCOL_VERSION}"),
                 *(f"--socket-fd={theirs.fileno()}", f"--mark-fd={marks.fileno()}"),
             ],
             capture_output=True,
@@ -92,7 +95,7 @@ def test_a_mark_file_that_is_no_page_is_refused(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == EXIT_USAGE
-    assert "expected a file of 16 bytes or more, a multiple of 8, got 5" in done.stderr
+    assert "expected a file of 24 bytes or more, a multiple of 8, got 5" in done.stderr
 
 
 @pytest.mark.requirement("X51")
@@ -105,7 +108,7 @@ def test_dialled_path_carries_the_token_once(tmp_path: Path) -> None:
         listener.settimeout(WAIT_S)
         child = subprocess.Popen(
             [
-                *(sys.executable, "-m", "callyard.executor", "--executor-id=exec-7", "--protocol=1"),
+                *(sys.executable, "-m", "callyard.executor", "--executor-id=exec-7", f"--protocol={PROTOCOL_VERSION}"),
                 f"--socket-path={tmp_path / 's'}",
             ],
             env={**os.environ, "CALLYARD_LINK_TOKEN": "one-time"},

@@ -270,14 +270,24 @@ def link_out_of_tmp(targets: dict[str, Any]) -> str:
 
 @attempt
 def inherited_descriptors(targets: dict[str, Any]) -> str:
-    """Whatever leads to a file of this machine; pipes, the link and the executor's own are none."""
+    """Whatever leads to a file of this machine; pipes, the link, its arena and the executor's own are none."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue
-        if not target.startswith(("socket:", "pipe:", "anon_inode:", "/dev/null", "/proc/", "/usr/", sys.base_prefix)):
+        own = (
+            "socket:",
+            "pipe:",
+            "anon_inode:",
+            "/memfd:callyard-arena",
+            "/dev/null",
+            "/proc/",
+            "/usr/",
+            sys.base_prefix,
+        )
+        if not target.startswith(own):
             found.append(target)
     return "; ".join(found)
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from callyard.errors import ErrorKind
+from callyard.errors import ErrorKind, Outcome
 from callyard.functions.ports import AskCallback, AskRefused, CallOutcome, CancelReason
 from callyard.ids import RequestId
 from callyard.wire.messages import CallContext
@@ -111,6 +111,14 @@ async def test_what_a_person_takes_costs_no_budget(worker: Worker) -> None:
 
 async def test_without_a_client_the_question_is_denied(worker: Worker) -> None:
     assert value_of(await run(worker, "refused")) == ErrorKind.DENIED
+
+
+@pytest.mark.requirement("D38")
+async def test_a_question_that_was_denied_and_not_caught_is_no_fault_of_the_function(worker: Worker) -> None:
+    outcome = await run(worker, "trusting")
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.failure.outcome) == (ErrorKind.DENIED, Outcome.RAN)
+    assert "nobody to ask" in outcome.failure.message
 
 
 async def test_a_client_that_cannot_be_asked(worker: Worker) -> None:

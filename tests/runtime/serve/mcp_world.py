@@ -63,7 +63,7 @@ class ScriptedGateway(Gateway):
         except Failed as failed:
             return DispatchError(request.call_id, failed.failure)
         except AskRefused as refused:  # as a function that does not catch it
-            return DispatchError(request.call_id, fail(ErrorKind.INTERNAL, f"CallError: {refused}", attempts=1))
+            return DispatchError(request.call_id, fail(refused.kind, str(refused), attempts=1))
         except asyncio.CancelledError:
             if request.call_id in self.cancelled:
                 return DispatchError(request.call_id, fail(ErrorKind.CANCELLED, "cancelled", attempts=1))

@@ -39,6 +39,18 @@ def wait(seconds: float, mark: str) -> int:
     return 1
 
 @function
+def charge(order: int, book: str) -> int:
+    with open(book, "a") as file:
+        file.write(f"{order}\\n")
+    time.sleep(0.02)
+    return order
+
+@function(idempotent=True)
+def look(order: int) -> int:
+    time.sleep(0.02)
+    return order
+
+@function
 def stubborn(mark: str) -> None:
     open(mark, "a").close()
     while True:
@@ -190,7 +202,7 @@ def test_new_code_and_new_tokens_by_sighup(target: Path) -> None:
         second = run("token", "new", "--tenant", "acme", "--tools", "w*", "--config", config).out.strip()
         target.write_text(SOURCE.replace("return 1", "return 2"))
         server.process.send_signal(signal.SIGHUP)
-        server.wait_said("reloaded: 3 functions")
+        server.wait_said("reloaded: 5 functions")
         assert server.call("version", token=first).result(TIMEOUT_S) == (200, 2)
         assert server.call("version", token=second).result(TIMEOUT_S)[0] == 404
         target.write_text("def version(:\n")
@@ -238,6 +250,67 @@ def test_a_killed_servers_unknown_outcomes_are_listed_and_resolved(target: Path)
         "order-7",
         f"callyard keys resolve, user {os.getuid()}",
     )
+
+
+@pytest.mark.requirement("D19", "D21", "D55")
+@pytest.mark.parametrize("kill_after", [1, 20, 60])
+def test_a_server_that_is_killed_amid_keyed_calls_charges_nobody_twice(target: Path, kill_after: int) -> None:
+    book, orders = target.parent / "book", range(100)
+
+    def lines() -> list[int]:
+        return [int(line) for line in book.read_text().split()] if book.exists() else []
+
+    def ask(server: Served) -> list[tuple[Future[tuple[int, Any]], Future[tuple[int, Any]]]]:
+        return [
+            (
+                server.call("charge", key=f"pay-{order}", order=order, book=str(book)),
+                server.call("look", key=f"look-{order}", order=order),
+            )
+            for order in orders
+        ]
+
+    with served(target) as server:
+        asked = ask(server)
+        wait_until(lambda: len(lines()) >= kill_after, "calls run")
+        server.process.kill()
+        server.end()
+        told = [order for order in orders if asked[order][0].result(TIMEOUT_S) == (200, order)]
+        [look.result(TIMEOUT_S) for _, look in asked]
+    charged = lines()
+    assert set(told) <= set(charged)
+    with served(target) as server:
+        unknown = 0
+        for order, (charge, look) in zip(orders, ask(server), strict=True):
+            assert look.result(TIMEOUT_S) == (200, order)
+            status, answer = charge.result(TIMEOUT_S)
+            if order in told:
+                assert (status, answer) == (200, order), "an answer that was given stays"
+            elif status != 200:
+                assert answer["error"]["outcome"] == "unknown"
+                unknown += 1
+            else:
+                assert answer == order
+        assert sorted(set(lines())) == sorted(lines()), "nothing is charged twice"
+        assert len(lines()) >= len(orders) - unknown
+        listed = json.loads(run("keys", "list", "--unknown", "--state-dir", target.parent / "state", "--json").out)
+        assert len(listed) == unknown
+        assert {key["tool"] for key in listed} <= {"charge"}
+
+
+@pytest.mark.requirement("D46")
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.3])
+def test_a_stop_in_the_middle_of_a_reload_is_a_stop(target: Path, delay_s: float) -> None:
+    mark = target.parent / "mark"
+    with served(target, "--drain", "60s") as server:
+        running = server.call("wait", seconds=1.5, mark=str(mark))
+        wait_until(mark.exists, "the call runs")
+        target.write_text("import time\ntime.sleep(0.5)\n" + SOURCE.replace("return 1", "return 2"))
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(delay_s)  # at any time of the reload
+        server.process.terminate()
+        assert running.result(TIMEOUT_S) == (200, 1)
+        assert server.end() == 143
+        assert "Traceback" not in "".join(server.said)
 
 
 @pytest.mark.requirement("D36")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from callyard import aelicit
 from callyard.dispatch.outcomes import DispatchError, DispatchResult, Ok
 from callyard.errors import KIND_RULES, ErrorKind, ToolError, fail
 from callyard.functions.contents import CONTENT_TAG
@@ -69,6 +70,10 @@ def add_tools(tools: Tools) -> None:
     @tools.tool()
     async def answer() -> None:
         raise ToolError("no such ship")
+
+    @tools.tool()
+    async def confirm() -> str:
+        return (await aelicit("Sure?")).action
 
     @tools.tool()
     async def long(n: int) -> str:
@@ -162,6 +167,16 @@ async def test_an_unexpected_exception_shows_its_class_only() -> None:
         assert reply.json["error"]["details"]["reference"] == reply.headers["x-callyard-call-id"]
         shown = await world.ask("POST", "/tools/answer")
         assert (shown.status, shown.json["error"]["message"]) == (400, "no such ship")
+
+
+@pytest.mark.requirement("D38")
+async def test_a_client_that_cannot_be_asked_is_no_fault_of_the_server() -> None:
+    async with served(Tools()) as world:
+        reply = await world.ask("POST", "/tools/confirm", {})
+        error = reply.json["error"]
+        assert (reply.status, error["kind"], error["outcome"]) == (403, "denied", "ran")
+        assert "nobody to ask" in error["message"]
+        assert "denied" in json.dumps(await world.rpc("confirm"))
 
 
 @pytest.mark.requirement("D24")

@@ -15,6 +15,7 @@ import pytest
 
 from callyard.errors import UsageError
 from callyard.functions.registry import Registry
+from callyard.serve.bound import bind_address
 from callyard.serve.config import Address
 from callyard.serve.gateway import Caller
 from callyard.serve.guard import Refusal
@@ -557,6 +558,24 @@ async def test_a_peer_that_goes_is_noticed_where_there_is_no_epoll() -> None:
 
 
 @pytest.mark.requirement("D36")
+@on_both_loops
+async def test_of_two_that_are_bound_alike_one_listens() -> None:
+    """Neither listened yet when the other was bound: servers that start at the same time."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+    ours = bind_address("127.0.0.1", 0)
+    port = ours[0].getsockname()[1]
+    theirs = bind_address("127.0.0.1", port)
+    first, second = Listener(app, port=port, bound=ours), Listener(app, port=port, bound=theirs)
+    await first.start()
+    with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{port}: Address already in use"):
+        await second.start()
+    assert theirs[0].fileno() == -1
+    await first.close()
+
+
+@pytest.mark.requirement("D36")
 async def test_an_address_that_is_taken_is_a_clear_error() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
@@ -683,7 +702,7 @@ async def test_large_results_that_nobody_reads_take_bounded_room(tmp_path: Path)
     kept = KeptResults(tmp_path / "kept", max_result_bytes=1_024, kept_ms=60_000, bytes_max=1 << 30)
     await kept.open()
     async with served(Tools(), kept=kept) as world:
-        size = READING_BYTES_MAX // 4 + 1
+        size = READING_BYTES_MAX // 8 + 1  # of half of it: they are one tenant's
         uri = f"/results/{await kept.put(Caller(), b'1' * size)}"
         sleepers = [await world.connect() for _ in range(3)]
         for peer in sleepers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from callyard.serve.config import Address, ServeConfig
 from callyard.serve.http_app import serve_http
 from callyard.serve.listener import Listener
 from callyard.serve.server import Server
+from callyard.worker.worker import Worker
 
 from .http_world import Peer, request_bytes, token, until
 
@@ -109,6 +111,50 @@ async def test_one_process_from_the_port_to_the_function(target: Path) -> None:
         listener = server.listeners["http"]
     assert listener.connections == 0
     assert server.gateway.statistics().permits == 0
+
+
+@pytest.mark.requirement("D36")
+@pytest.mark.parametrize("name", ["http", "admin"])
+async def test_an_address_that_is_taken_is_told_before_anything_starts(
+    target: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(_: Worker) -> None:
+        raise AssertionError("executors were started for nothing")
+
+    monkeypatch.setattr(Worker, "start", start)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        addresses = {"http": Address("127.0.0.1", 0), name: Address("127.0.0.1", port)}
+        config = ServeConfig(state_dir=target.parent / "state").with_settings(**addresses)
+        server = Server(target, config, environ={})
+        with pytest.raises(UsageError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use"):
+            await server.start()
+        assert all(one.fileno() == -1 for bound in server.bound.values() for one in bound)
+
+
+@pytest.mark.requirement("D36")
+async def test_nobody_connects_before_the_server_is_ready(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    start = Worker.start
+
+    async def look_and_start(worker: Worker) -> None:
+        port = server.bound["http"][0].getsockname()[1]
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        asked.append(port)
+        await start(worker)
+
+    monkeypatch.setattr(Worker, "start", look_and_start)
+    config = ServeConfig(state_dir=target.parent / "state", http=Address("127.0.0.1", 0))
+    server = Server(target, config, given={"executor_count": 1, "spare_executors": 0}, environ={})
+    async with server:
+        serving = asyncio.ensure_future(server.run(serve_http))
+        await until(lambda: "http" in server.listeners)
+        assert [server.listeners["http"].port] == asked
+        assert (await Client(server.listeners["http"]).ask("POST", "/tools/add", {"a": 2})).json == 3
+        server.request_stop()
+        async with asyncio.timeout(60):
+            await serving
 
 
 @pytest.mark.requirement("D41", "D56", "R111")

@@ -136,6 +136,32 @@ async def test_arguments_are_judged_as_they_were_sent(mode: str) -> None:
     assert "isError" in reply.text
 
 
+@both
+@pytest.mark.requirement("D33")
+async def test_an_id_is_a_text_or_a_whole_number_and_comes_back_as_it_was(mode: str) -> None:
+    body = '{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":"add","arguments":{"a":1,"b":3}%s}}'
+    meta = (
+        ',"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",'
+        '"io.modelcontextprotocol/clientCapabilities":{}}'
+    )
+    async with serving(tools()) as world:
+        headers = await opened(world) if mode == LEGACY else modern_headers("tools/call", "add")
+        headers |= {"content-type": "application/json"}
+        async with create_mcp_http_client(headers=headers) as http:
+            for number in ("1.5", "1e400", "true", "null", "[1]", "{}", "9" * 5_000):
+                refused = await http.post(world.url, content=body % (number, "" if mode == LEGACY else meta))
+                assert refused.status_code == 400, number
+                assert refused.json()["id"] is None
+                assert refused.json()["error"]["code"] in (-32600, -32700)
+            assert not world.gateway.requests
+            for number in ("0", "-7", '""', f'"{"x" * 100_000}"', "9" * 400):
+                reply = await http.post(world.url, content=body % (number, "" if mode == LEGACY else meta))
+                assert reply.status_code == 200
+                assert f'"id":{number},' in reply.text.replace('": ', '":'), number[:20]
+                assert '"isError":false' in reply.text
+            assert len(world.gateway.requests) == 5
+
+
 def modern_headers(method: str, name: str = "") -> dict[str, str]:
     headers = {
         "content-type": "application/json",

@@ -120,6 +120,35 @@ async def test_a_call_goes_all_the_way_and_a_large_result_is_kept(target: Path) 
     assert sorted(path.name for path in (target.parent / "state" / "kept").iterdir()) == []
 
 
+@pytest.mark.parametrize("given", ["shop.jobs", "shop", "shop/jobs.py", "."])
+async def test_a_module_or_a_folder_is_served_watched_and_has_one_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    shop = tmp_path / "project" / "shop"
+    shop.mkdir(parents=True)
+    monkeypatch.chdir(shop.parent)
+    (shop / "__init__.py").write_text("from shop.jobs import price\n")
+    (shop / "jobs.py").write_text(
+        "from callyard import function\nfrom shop.prices import PRICES\n\n"
+        "@function(idempotent=True)\ndef price(item: str) -> int:\n    return PRICES[item]\n"
+    )
+    prices = shop / "prices.py"
+    prices.write_text("PRICES = {'tea': 250}\n")
+    async with started(Path(given), watch=True, state_dir=tmp_path / "state") as running:
+        server = running.server
+        assert (await running.call("price", item="tea")).unwrap() == 250
+        assert set(server._look()) == set(server.worker.registry.bundle.files)
+        serving = asyncio.ensure_future(server.run(serve_until_stopped))
+        prices.write_text("PRICES = {'tea': 300}\n")
+        await until(lambda: any("reloaded" in line for line in running.said))
+        assert (await running.call("price", item="tea")).unwrap() == 300
+        server.request_stop()
+        await serving
+    where = ServeConfig().folder_of(server.target.path, {"HOME": str(tmp_path)})
+    file = shop / ("__init__.py" if given in ("shop", ".") else "jobs.py")
+    assert where == ServeConfig().folder_of(file, {"HOME": str(tmp_path)})
+
+
 async def test_two_servers_do_not_share_a_folder(target: Path) -> None:
     async with started(target):
         with pytest.raises(UsageError, match=rf"in use by another server \(process {os.getpid()}\)"):

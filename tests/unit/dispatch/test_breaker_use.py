@@ -396,3 +396,53 @@ async def test_what_a_caller_brought_about_says_nothing_of_the_tool() -> None:
     asking = make(registry, worker=worker, breaker=BreakerPolicy(failures=1))
     await asking.dispatch("asks")
     assert asking.breaker_state("asks") is BreakerState.CLOSED
+
+
+@pytest.mark.requirement("D28")
+@pytest.mark.requirement("D44")
+@virtual_time
+async def test_what_one_tenant_brings_about_has_the_tool_refused_to_nobody_else() -> None:
+    async def divide(arguments: dict[str, Any]) -> float:
+        value: float = 1 / arguments["by"]
+        return value
+
+    registry = Registry()
+    add(registry, "divide", divide)
+    dispatcher = make(registry)
+    events = hear(dispatcher)
+    for _ in range(5):
+        await dispatcher.dispatch("divide", {"by": 0}, tenant="careless")
+    refused = await dispatcher.dispatch("divide", {"by": 1}, tenant="careless")
+    assert isinstance(refused, DispatchError)
+    assert refused.kind is ErrorKind.CIRCUIT_OPEN
+    assert (await dispatcher.dispatch("divide", {"by": 2}, tenant="careful")).value == 0.5
+    states = [dispatcher.breaker_state("divide", tenant) for tenant in ("careless", "careful", None)]
+    assert states == [BreakerState.OPEN, BreakerState.CLOSED, BreakerState.OPEN]
+    assert [(event.name, event.tenant) for event in events if event.name.startswith("circuit")] == [
+        ("circuit.opened", "careless")
+    ]
+    await asyncio.sleep(11)
+    assert (await dispatcher.dispatch("divide", {"by": 2}, tenant="careless")).ok
+    assert dispatcher.breaker_state("divide") is BreakerState.CLOSED
+    assert_quiet(dispatcher)
+
+
+@pytest.mark.requirement("D28")
+@virtual_time
+async def test_breakers_are_bounded_whatever_tenants_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callyard.dispatch.breakers.BREAKERS_MAX", 4)
+    patient = Patient()
+    dispatcher = scene(patient, breaker=BreakerPolicy(failures=2))
+    held = dispatcher._breakers
+    for number in range(20):  # each has failed once: none may be forgotten, and the fifth and later ones share one
+        await dispatcher.dispatch("tool", tenant=f"t{number}")
+    assert held._count == sum(map(len, held._breakers.values())) == 5
+    own = [dispatcher.breaker_state("tool", f"t{number}") for number in range(4)]
+    assert own == [BreakerState.CLOSED] * 4
+    refused = await dispatcher.dispatch("tool", tenant="another")
+    assert isinstance(refused, DispatchError)
+    assert refused.kind is ErrorKind.CIRCUIT_OPEN
+    await asyncio.sleep(31)  # nothing of it is remembered any more, but that the shared one is open
+    patient.well = True
+    assert (await dispatcher.dispatch("tool", tenant="another")).ok
+    assert held._count == sum(map(len, held._breakers.values())) == 2

@@ -30,7 +30,7 @@ class Ends(NamedTuple):
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[Ends]:
     file = tmp_path / "marks"
-    file.write_bytes(bytes(3 * 8))
+    file.write_bytes(bytes(5 * 8))
     marks = MarkPage(os.open(file, os.O_RDWR))
     worker, theirs = socket.socketpair()
     raw = _socket.socket(fileno=theirs.detach())
@@ -109,19 +109,22 @@ def test_a_slot_comes_back_with_the_flush_of_its_frame(ends: Ends) -> None:
     ends.link.put(b"end", first)
     assert ends.marks.take() is None
     ends.link.flush()
-    assert ends.marks.take() == first
+    third = ends.marks.take()
+    assert third is not None
+    assert third not in (first, second)  # its mark stays a while
+    assert ends.marks.take() is None
 
 
 @pytest.mark.requirement("X38")
 def test_the_last_number_of_the_page_is_the_running_call_s(ends: Ends, tmp_path: Path) -> None:
     ends.marks.mark(1, CallNumber(41))
     ends.marks.set_running(CallNumber(42))
-    assert struct.unpack("=3Q", (tmp_path / "marks").read_bytes()) == (0, 41, 42)
+    assert struct.unpack("=5Q", (tmp_path / "marks").read_bytes()) == (0, 41, 0, 0, 42)
     ends.marks.set_running(NO_CALL)
-    assert struct.unpack("=3Q", (tmp_path / "marks").read_bytes()) == (0, 41, 0)
+    assert struct.unpack("=5Q", (tmp_path / "marks").read_bytes()) == (0, 41, 0, 0, 0)
     ends.marks.close()
     ends.marks.set_running(CallNumber(43))  # in a forked child: the page is its parent's
-    assert struct.unpack("=3Q", (tmp_path / "marks").read_bytes()) == (0, 41, 0)
+    assert struct.unpack("=5Q", (tmp_path / "marks").read_bytes()) == (0, 41, 0, 0, 0)
 
 
 @pytest.mark.requirement("X54")

@@ -217,6 +217,8 @@ def test_a_failure_that_is_handed_on_says_its_reason_first_and_the_path() -> Non
             "unavailable: no answer",
         ),
         (fail(ErrorKind.CRASHED, "gone", function="b"), True, ErrorKind.INTERNAL, "crashed: gone (in a → b)"),
+        (fail(ErrorKind.DENIED, "nobody to ask", provider="client"), False, ErrorKind.DENIED, "nobody to ask"),
+        (fail(ErrorKind.DENIED, "not allowed", provider="http"), False, ErrorKind.INTERNAL, "denied: not allowed"),
     ],
 )
 def test_the_kind_of_a_failure_that_is_handed_on(
@@ -226,6 +228,13 @@ def test_the_kind_of_a_failure_that_is_handed_on(
     assert (handed.kind, handed.message) == (kind, message)
     assert handed.details["cause"]["kind"] == failure.kind
     assert handed.details.get("limit") == (failure.details.get("limit") if kind is failure.kind else None)
+
+
+def test_a_question_that_nobody_answered_is_no_fault_of_any_function() -> None:
+    handed = hand_on(fail(ErrorKind.DENIED, "nobody to ask", provider="client"), "inner", idempotent=False)
+    above = hand_on(handed, "outer", idempotent=True)
+    for failure in (handed, above):
+        assert (failure.kind, failure.outcome) == (ErrorKind.DENIED, Outcome.RAN)
 
 
 def test_an_answer_shows_what_it_is() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import collections
+import dataclasses
 import datetime as dt
 import decimal
 import enum
 import ipaddress
+import json
 import pathlib
 import re
 import subprocess
@@ -247,6 +249,22 @@ def test_dictionaries_keep_their_order_and_canonical_json_does_not() -> None:
     assert encode_canonical({"x": 1, "y": 2}) == encode_canonical({"y": 2, "x": 1})
 
 
+@pytest.mark.requirement("X88")
+def test_sets_are_sorted_wherever_they_are() -> None:
+    @dataclasses.dataclass
+    class Tagged:
+        z: set[str]
+        a: int
+
+    words = {f"word{number}" for number in range(50)}
+    expected = json.dumps(sorted(words), separators=(",", ":")).encode()
+    assert encode_value(words) == encode_value(frozenset(words)) == expected
+    assert encode_value({"b": [1, {"x": words}], "a": {"z": 1, "y": 2}}) == (
+        b'{"b":[1,{"x":%b}],"a":{"z":1,"y":2}}' % expected
+    )
+    assert encode_value([Tagged(words, 1)]) == b'[{"z":%b,"a":1}]' % expected
+
+
 @pytest.mark.requirement("D26")
 def test_a_result_above_its_limit_shows_size_limit_and_head() -> None:
     def bulky() -> str:
@@ -274,3 +292,9 @@ def test_encoding_imports_neither_numpy_nor_pydantic() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_sets_without_an_order_of_their_own_are_sorted_by_their_json() -> None:
+    assert (
+        encode_value([{None, True, "a", 3}, frozenset({(1, None), (1, 2)})]) == b'[["a",3,null,true],[[1,2],[1,null]]]'
+    )

@@ -133,7 +133,7 @@ def test_an_object_is_refused_with_the_file_to_name() -> None:
             find_target(given)
     scope: dict[str, object] = {}
     exec(compile("def cell(): ...", "<ipython-input-1>", "exec"), scope)
-    with pytest.raises(UsageError, match=r"cell was defined in a notebook cell .*codec=\"pickle\" only, "):
+    with pytest.raises(UsageError, match=r"cell was defined in a notebook cell .*PoolExecutor takes functions as"):
         Registry.for_target(scope["cell"])  # type: ignore[arg-type]
 
 
@@ -174,3 +174,9 @@ def test_a_module_of_the_project_that_is_outside_the_root_is_named(project: Writ
     root = project({"pyproject.toml": "", "scripts/run.py": FUNCTION, "lib/core.py": FUNCTION})
     said = explain_unbundled(find_target(root / "scripts/run.py"), root / "lib/core.py")
     assert f"-m pip install -e {root}" in said
+
+
+@pytest.mark.parametrize("given", ["", ":score"])
+def test_an_empty_target_is_not_the_current_folder(given: str, shop: Path) -> None:
+    with pytest.raises(UsageError, match=r"expected a Python file, such as functions\.py, a module, or a folder, got"):
+        find_target(given)

@@ -158,3 +158,18 @@ def test_a_batch_settles_once() -> None:
     buffer.pop_ready()
     with pytest.raises(ValueError, match="batch 0 settled twice"):
         buffer.settle(0, [], 0)
+
+
+@pytest.mark.requirement("X20", "X76")
+def test_a_window_is_shut_by_weight_too_but_never_to_a_batch_that_would_be_alone() -> None:
+    window = CreditWindow(10, bytes_max=100)
+    window.take(500)  # whatever it weighs: there is no other
+    assert not window.is_open
+    window.weigh(500, 60)
+    assert window.is_open
+    window.take(50)
+    assert not window.is_open
+    window.give_back(60)
+    assert (window.is_open, window.outstanding, window.held_bytes) == (True, 1, 50)
+    window.give_back(50)
+    assert (window.outstanding, window.held_bytes) == (0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from callyard.policy.restart import RestartPolicy, RestartThrottle
+from callyard.policy.restart import PROGRESS_MS, RestartPolicy, RestartThrottle
 
 POLICY = RestartPolicy()
 
@@ -24,7 +24,23 @@ def test_a_loss_after_progress_restarts_at_once_and_never_counts() -> None:
     """A SIGKILL every 300 ms, thirty wedge kills in a minute: the slot stays in use."""
     throttle = RestartThrottle(POLICY)
     assert {throttle.record_exit(at_ms, made_progress=True) for at_ms in range(0, 60_000, 300)} == {(0, False)}
-    assert throttle.record_exit(60_000, made_progress=False) == (1_000, False)
+    assert throttle.record_exit(65_000, made_progress=False) == (1_000, False)
+
+
+@pytest.mark.requirement("X72")
+def test_a_kill_before_the_first_call_does_not_count_where_others_came_to_calls() -> None:
+    """Killed from outside every 300 ms, two in three before they have finished a call."""
+    throttle = RestartThrottle(POLICY)
+    answers = [throttle.record_exit(300 * number, made_progress=number % 3 == 0) for number in range(200)]
+    assert set(answers) == {(0, False)}
+
+
+@pytest.mark.requirement("X45")
+def test_a_slot_that_made_progress_once_is_throttled_when_it_does_no_more() -> None:
+    throttle = RestartThrottle(POLICY)
+    throttle.record_exit(0, made_progress=True)
+    assert throttle.record_exit(PROGRESS_MS, made_progress=False) == (0, False)
+    assert throttle.record_exit(PROGRESS_MS + 1, made_progress=False) == (1_000, False)
 
 
 @pytest.mark.requirement("X45")

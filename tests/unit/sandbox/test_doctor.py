@@ -69,9 +69,9 @@ def test_the_exit_status(
     allows: Any, capfdbinary: pytest.CaptureFixture[bytes], levels: list[str], least: str, status: int
 ) -> None:
     allows(*levels)
-    assert doctor.examine(Level(least), as_json=True) == status
+    assert doctor.examine(WorkerConfig(), Level(least), as_json=True) == status
     report = json.loads(capfdbinary.readouterr().out)
     assert report["strongest"] == next(iter(levels), "off")
     assert [level["works"] for level in report["levels"]] == ["bwrap" in levels, "landlock" in levels]
-    assert doctor.examine(Level(least), as_json=False) == status
+    assert doctor.examine(WorkerConfig(), Level(least), as_json=False) == status
     assert b"callyard " in capfdbinary.readouterr().out

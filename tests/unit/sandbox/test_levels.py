@@ -111,7 +111,7 @@ def test_settings_from_the_environment() -> None:
     assert config.sandbox_limits.memory_bytes == 1_000
     assert config.sandbox_limits.subprocesses is True
     assert WorkerConfig.from_environment({"CALLYARD_EXECUTOR_SPAWN_MODE": "sandbox"}).sandbox_choice == "auto"
-    with pytest.raises(UsageError, match="sandbox must be one of"):
+    with pytest.raises(UsageError, match="CALLYARD_SANDBOX must be one of"):
         WorkerConfig.from_environment({"CALLYARD_SANDBOX": "magic"})
 
 

@@ -150,8 +150,8 @@ def test_a_batch_above_the_upper_limits_is_our_bug() -> None:
     with pytest.raises(AssertionError, match="batch of 3 rows"):
         h.commit(3)
     with pytest.raises(AssertionError, match="batch of 11 bytes"):
-        h.commit([NewCall(0, PLAIN, b"x" * 11)])
-    assert h.commit([NewCall(0, PLAIN, b"x" * 10)])
+        h.commit([NewCall(0, PLAIN, b"x" * 11), NewCall(1, PLAIN, b"x")])
+    assert h.commit([NewCall(0, PLAIN, b"x" * 10), NewCall(1, PLAIN, b"x" * 1_000)])  # the last may be of any size
 
 
 def test_nothing_is_committed_after_production_ended() -> None:

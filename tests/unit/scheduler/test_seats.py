@@ -125,6 +125,36 @@ def test_a_ring_needs_all_the_holders() -> None:
     assert h.ask(two, a, b"[4]") == []
 
 
+@pytest.mark.requirement("X81")
+def test_a_root_that_is_called_for_a_seat_which_a_subcall_took_ends_no_ring() -> None:
+    """It counted as a holder that can end, and the ring of the others closed beside it."""
+    a, b = function("a", max_concurrency=1), function("b", max_concurrency=1)
+    h = Harness(executors=1)
+    one, two, holder = dispatches(h.begin(a, PLAIN, b, b))
+    h.post(e.ExecutorSealed("exec-0"))
+    h.begin(PLAIN, name="u")  # in turn before t-3, which nobody looks at so
+    assert runs(h.complete(holder)) == []  # t-3 is called, and no executor takes it
+    below_two = h.call(two, b, b"[2]")
+    assert h.ask(one, b, b"[3]") == []
+    (resume,) = resumes(h.ask(below_two, a, b"[4]"))
+    assert resume.failure.details["reason"] == "cycle"
+
+
+@pytest.mark.requirement("X81", "X36")
+def test_a_seat_that_drains_is_no_part_of_a_ring() -> None:
+    """Its owner waits in line for a seat itself, behind the attempt that it gave up."""
+    a, b = function("a", max_concurrency=1), function("b", idempotent=True, max_concurrency=1)
+    h = Harness(executors=1)
+    one, owner = dispatches(h.begin(a, b, base_backoff_ms=1))
+    h.post(e.CallSuspended(owner.executor_id, owner.call_id, 1, "r"))
+    h.post(e.ResumeSendFailed(owner.call_id, 1))
+    h.now_ms += 10
+    assert dispatches(h.post(e.RetryDue(owner.call_id))) == []
+    assert h.ask(one, b, b"[2]") == []  # it waits, and is not refused
+    (child,) = dispatches(h.fail(owner, ErrorKind.CANCELLED))  # the old attempt has drained
+    assert child.parent_call_id == one.call_id
+
+
 @pytest.mark.requirement("X81", "X67")
 def test_a_ring_through_a_seat_and_an_equal_call() -> None:
     """`p` waits for a seat of `limited`, whose holder would wait for `p`."""

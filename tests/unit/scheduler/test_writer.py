@@ -36,6 +36,7 @@ MUTATING = {
 }
 READING = {
     "statistics",
+    "wants_marks",
     "progress",
     "has_capacity_for",
     "check_invariants",

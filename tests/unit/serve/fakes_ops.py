@@ -71,6 +71,7 @@ class FakeServer:
         self.store = MemoryKeyStore()
         self.audit: Any = None
         self.logs: Any = None
+        self.bound: dict[str, Any] = {}
         self.listeners: dict[str, Any] = {}
         self.stopping = asyncio.Event()
 

@@ -9,8 +9,10 @@ import pytest
 from callyard.dispatch.dispatcher import Dispatcher
 from callyard.errors import UsageError
 from callyard.functions.registry import Registry
-from callyard.serve.config import HTTP, Address, ServeConfig, default_state_dir, find_line, gateway_of
+from callyard.policy.breaker import BreakerPolicy
+from callyard.serve.config import HTTP, Address, ServeConfig, default_state_dir, gateway_of
 from callyard.serve.tokens import read_token
+from callyard.settings import find_line
 
 TOKEN = 'hash = "sha256:' + "a" * 64 + '"\ntenant = "acme"\n'
 
@@ -59,7 +61,8 @@ data = "data"
     assert config.audit_file == tmp_path / "calls.jsonl"
     assert config.tokens["ci"].caller.tools == ("read_*",)
     worker = config.worker_config({"CALLYARD_EXECUTOR_COUNT": "7"})
-    assert (worker.executor_count, worker.pools["gpu"].executors) == (3, 2)
+    assert (worker.executor_count, worker.pools["gpu"].executors) == (7, 2), "a variable goes before the file"
+    assert config.worker_config({}).executor_count == 3
     assert config.worker_config({}, executor_count=9).executor_count == 9
     assert config.io is not None
     assert config.io.files["data"].path == tmp_path / "data"
@@ -76,6 +79,8 @@ def test_defaults(tmp_path: Path) -> None:
     folder = config.folder_of(target, environ)
     assert folder.parent == tmp_path / "callyard"
     assert folder.name.startswith("functions-")
+    package = config.folder_of(tmp_path / "shop" / "__init__.py", environ)
+    assert package.name.startswith("shop-")
     other = default_state_dir(tmp_path / "elsewhere" / "functions.py", environ)
     assert other != folder  # two of one name do not share their keys
     assert default_state_dir(target, {"HOME": str(tmp_path), "XDG_STATE_HOME": "relative"}).parent == (
@@ -88,18 +93,20 @@ def test_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("[serve]\nhttp = true\nspeed = 3\n", 3, "no setting 'serve.speed'; there are: http, admin"),
-        ("[serve]\njobs_max = 0\n", None, "jobs_max must be a whole number from 1"),
-        ("[serve]\n\ndeadline = 'soon'\n", 3, "expected a duration"),
+        ("[serve]\nhttp = true\nspeed = 3\n", 3, "no setting 'serve.speed'; there are 34, such as http, admin"),
+        ("[serve]\njobs_max = 0\n", 2, "jobs_max must be from 1"),
+        ("[serve]\njobsmax = 5\n", 2, "no setting 'serve.jobsmax'; did you mean jobs_max"),
+        ("[serve]\n\ndeadline = 'soon'\n", 3, "deadline must be a duration"),
         ("[serve]\ndeadline = '1s'\ndeadline_ms = 5\n", 3, "there twice"),
         ("[serve]\nhttp = 'nonsense:x'\n", 2, "expected an address"),
-        ("[server]\n", 1, "no setting 'server'; there are: serve"),
+        ("[server]\n", 1, "no setting 'server'; did you mean serve?"),
+        ("executor_count = 3\n", 1, "it is a setting of the table [worker]"),
         ("serve = 3\n", 1, "must be a table"),
         (f"[serve.tokens.a]\n{TOKEN}rate = 'x'\n", 4, "serve.tokens.a.rate"),
         (f"[serve.tokens.a]\n{TOKEN}[serve.tokens.b]\n{TOKEN}", 5, "the same token as serve.tokens.a"),
         ("[serve]\ntokens = 3\n", 2, "must be tables"),
         ("[worker]\nexecutor_count = 3\nspeed = 1\n", 3, "no setting 'worker.speed'"),
-        ("[worker]\nexecutor_count = -1\n", 1, "executor_count must be"),
+        ("[worker]\nexecutor_count = -1\n", 2, "executor_count must be"),
         ("[pools.gpu]\nexecutors = 1\nspeed = 1\n", 3, "no setting 'pools.gpu.speed'"),
         ("[io]\nspeed = 1\n", 1, "io.speed"),
         ("[serve]\naudit_required = true\n", None, "needs audit_file"),
@@ -164,6 +171,15 @@ def test_what_is_no_address(text: str) -> None:
 
 
 @pytest.mark.requirement("D36")
+def test_two_gates_do_not_share_an_address() -> None:
+    one = Address("127.0.0.1", 8_700)
+    with pytest.raises(UsageError, match=r"http and admin are both 127\.0\.0\.1:8700: give each an address of its own"):
+        ServeConfig(http=one, admin=one)
+    anywhere = Address("127.0.0.1", 0)
+    assert ServeConfig(http=anywhere, admin=anywhere).admin == anywhere
+
+
+@pytest.mark.requirement("D36")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
 def test_no_other_machine_is_listened_to_without_a_token(host: str) -> None:
     with pytest.raises(UsageError, match="there is no token") as refused:
@@ -172,3 +188,9 @@ def test_no_other_machine_is_listened_to_without_a_token(host: str) -> None:
     token = read_token("a", {"hash": "sha256:" + "0" * 64, "tenant": "t"})
     assert ServeConfig(http=Address(host, 8_700), tokens={"a": token}).tokens
     assert ServeConfig(http=HTTP).http == HTTP
+
+
+def test_the_breaker_can_be_set_and_left_out(tmp_path: Path) -> None:
+    assert read(tmp_path, "").dispatcher().breaker == BreakerPolicy(failures=5)
+    assert read(tmp_path, "[serve]\nbreaker_failures = 40").dispatcher().breaker == BreakerPolicy(failures=40)
+    assert read(tmp_path, "[serve]\nbreaker_failures = 0").dispatcher().breaker is None

@@ -396,6 +396,60 @@ async def test_a_lost_connection_stops_what_is_promised_and_lets_the_other_run_o
         assert await gateway.find_end(Caller(tools=("safe",)), ids[1]) is None
 
 
+@pytest.mark.requirement("D56")
+@virtual_time
+async def test_the_end_of_a_lost_call_is_looked_for_once_however_many_tools_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("callyard.serve.gateway.LOST_MAX", 2)
+    registry, _ = registry_of(*(f"work{number}" for number in range(50)))
+    async with opened(registry) as gateway:
+        asked: list[str] = []
+        find = gateway.dispatcher.find_end
+
+        async def counted(tenant: str, tool: str, key: str) -> DispatchResult | None:
+            asked.append(tool)
+            return await find(tenant, tool, key)
+
+        monkeypatch.setattr(gateway.dispatcher, "find_end", counted)
+        ids = [gateway.next_id() for _ in range(3)]
+        for number, call_id in enumerate(ids):
+            if number == 2:
+                assert [await ended(gateway, one) for one in ids] == [True, True, False]
+                assert asked == ["work30", "work31"], "of a call that was never lost nothing is asked"
+            calling = asyncio.ensure_future(call(gateway, f"work{30 + number}", call_id=call_id))
+            await spin()
+            calling.cancel()
+            await asyncio.wait({calling})
+            assert await gateway.wait_idle(60_000)
+        asked.clear()
+        assert await ended(gateway, ids[2])
+        assert asked == ["work32"]
+        assert await ended(gateway, ids[0]), "it is no longer among the newest: each tool is asked"
+        assert len(asked) == 51
+        assert not await ended(gateway, CallId("0123456789-7")), "of an earlier process"
+
+
+async def ended(gateway: Gateway, call_id: CallId) -> bool:
+    return await gateway.find_end(ANYBODY, call_id) is not None
+
+
+@pytest.mark.requirement("D47")
+@virtual_time
+async def test_only_tools_are_suggested_to_who_calls_a_tool() -> None:
+    registry, _ = registry_of("greeting")
+
+    @registry.prompt
+    def greet() -> str:
+        return "hello"
+
+    async with opened(registry) as gateway:
+        for caller in (ANYBODY, Caller(tools=("g*",))):
+            failed = await call(gateway, "gree", caller=caller)
+            assert failed.error is not None
+            assert "did you mean 'greeting'?" in failed.error.message
+
+
 @pytest.mark.requirement("D44", "D56")
 @virtual_time
 async def test_no_callers_key_is_read_by_way_of_a_calls_id() -> None:

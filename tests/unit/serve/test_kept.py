@@ -105,6 +105,51 @@ async def test_the_oldest_go_when_the_room_is_used_up(tmp_path: Path) -> None:
         assert len(kept) == 2
 
 
+@pytest.mark.requirement("D44")
+async def test_no_tenant_pushes_out_what_another_keeps(tmp_path: Path) -> None:
+    async with opened(tmp_path / "kept", bytes_max=10_000) as kept:
+        small = [await kept.put(OTHER, b"1" * 1_000) for _ in range(3)]
+        flood = [await kept.put(ACME, b"2" * 2_000) for _ in range(20)]
+        assert [await kept.read(OTHER, kept_id) is not None for kept_id in small] == [True] * 3
+        assert [await kept.read(ACME, kept_id) is not None for kept_id in flood] == [False] * 17 + [True] * 3
+        third = Caller(tenant=Tenant("third"))
+        more = [await kept.put(third, b"3" * 3_000) for _ in range(2)]  # its part is taken from who has most
+        assert [await kept.read(third, kept_id) is not None for kept_id in more] == [False, True]
+        assert [await kept.read(OTHER, kept_id) is not None for kept_id in small] == [True] * 3
+        assert kept.held_bytes <= 10_000
+        assert kept.held_bytes == sum(held.bytes for held in kept._held.values())
+        empty = await kept.put(third, b"")
+        assert await kept.read(third, empty) == b""
+        assert len(files(tmp_path / "kept")) == len(kept)
+
+
+async def test_nor_by_one_that_is_larger_than_its_part(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kept:
+        small = await kept.put(OTHER, b"x" * 4_000)
+        assert await kept.put(ACME, b"x" * 9_000) == ""
+        assert (await kept.read(OTHER, small), kept.held_bytes) == (b"x" * 4_000, 4_000)
+        assert await kept.put(ACME, b"x" * 6_000)
+        assert await kept.put(OTHER, b"x" * 1_000)  # who holds most makes room
+        assert await kept.read(OTHER, small)
+        assert (len(kept), kept.held_bytes) == (2, 5_000)
+
+
+async def test_nor_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENTRIES_MAX", 5)
+    async with opened(tmp_path / "kept") as kept:
+        theirs = await kept.put(OTHER, b"1")
+        ours = [await kept.put(ACME, b"2") for _ in range(20)]
+        assert await kept.read(OTHER, theirs) == b"1"
+        assert [await kept.read(ACME, kept_id) is not None for kept_id in ours] == [False] * 16 + [True] * 4
+
+
+async def test_what_is_just_being_written_has_its_room(tmp_path: Path) -> None:
+    async with opened(tmp_path / "kept", bytes_max=5_000) as kept:
+        ids = await asyncio.gather(*(kept.put(ACME, b"1" * 2_000) for _ in range(5)))
+        assert sum(map(bool, ids)) == 2
+        assert (kept.held_bytes, len(kept)) == (4_000, 2)
+
+
 async def test_what_is_over_its_time_is_gone_from_disk(tmp_path: Path) -> None:
     clock = ManualTimers()
     async with opened(tmp_path / "kept", clock=clock) as kept:
@@ -186,6 +231,20 @@ async def test_answers_under_way_have_room_and_give_it_back(tmp_path: Path, monk
         end()
         assert kept.reading_bytes == 0
         kept.begin_reading(ACME, kept_id)()
+
+
+@pytest.mark.requirement("D44")
+async def test_one_tenant_reads_at_most_half_of_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READING_BYTES_MAX", 8_000)
+    async with opened(tmp_path) as kept:
+        ours, theirs = await kept.put(ACME, b"1" * 3_000), await kept.put(OTHER, b"2" * 3_000)
+        ends = [kept.begin_reading(ACME, ours)]
+        with pytest.raises(CallError):
+            kept.begin_reading(ACME, ours)
+        ends.append(kept.begin_reading(OTHER, theirs))
+        for end in ends:
+            end()
+        assert (kept.reading_bytes, len(kept._reading)) == (0, 0)
 
 
 async def test_one_larger_than_all_room_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

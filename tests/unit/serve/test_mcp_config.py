@@ -48,6 +48,25 @@ def test_stdio_for_each_client(target: Path) -> None:
     assert find_callyard().is_absolute()
 
 
+def test_a_module_and_a_folder_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("shop/__init__.py", "shop/jobs.py", "project/src/yard/__init__.py", "bare/inner/jobs.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    for given, name, path in (
+        ("shop.jobs", "shop-jobs", "shop/jobs.py"),
+        ("shop/jobs.py", "jobs", "shop/jobs.py"),
+        ("shop/", "shop", "shop"),
+        ("project", "yard", "project/src/yard"),
+    ):
+        servers = ask(given)["mcpServers"]
+        assert servers == {name: {"command": COMMAND, "args": ["serve", str(tmp_path / path)]}}, given
+    assert "no module 'nosuch'" in refuse("nosuch.jobs")
+    assert "is found from" in refuse("bare.inner.jobs")
+    assert "up to its token" in refuse("shop.jobs:price")
+
+
 def test_http_for_each_client_names_the_token_and_does_not_hold_it(target: Path) -> None:
     asked = [str(target), "--name", "yard", "--http", URL, "--token-env", "YARD_TOKEN", "--client"]
     url = f"{URL}/mcp"
@@ -80,7 +99,7 @@ def test_options_of_serve_are_checked_and_their_paths_made_absolute(target: Path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere.py"], "no file nowhere.py"),
+        (["nowhere.py"], "nowhere.py does not exist: expected a Python file"),
         (["my tools.py", "--client", "emacs"], "claude, cursor, vscode, got 'emacs'"),
         (["my tools.py", "--name", "a b"], "--name is 1 to 64"),
         (["my tools.py", "--token-env", "X"], "--token-env goes with --http"),

@@ -1,19 +1,15 @@
-"""docs/reference/cli.md names every option and every setting of the server, and no other."""
+"""docs/reference/cli.md names every option of the server, and no other."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import typer
 
 from callyard.cli.app import app
-from callyard.serve.config import ServeConfig
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
-ELSEWHERE = {"tokens", "worker", "pools", "io", "file"}
-"""Fields with a table of their own, or none."""
 
 
 def section(name: str) -> str:
@@ -40,15 +36,3 @@ def test_token_and_keys() -> None:
     assert options_in(section("token new")) == known
     known = (options_of("keys", "list") | options_of("keys", "resolve")) - {"--debug"}
     assert options_in(section("keys")) == known
-
-
-def test_settings() -> None:
-    table = section("serve").partition("### `[serve]`")[2]
-    first_cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    named = {name for cell in first_cells for name in re.findall(r"[a-z_]+", cell)}
-    shown = {
-        setting.name if setting.name == "tenant_bytes" else re.sub(r"_(ms|bytes)(?=_|$)", "", setting.name)
-        for setting in fields(ServeConfig)
-        if setting.name not in ELSEWHERE
-    }
-    assert named == shown

@@ -35,7 +35,7 @@ def test_what_executors_need_is_what_the_project_depends_on() -> None:
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     versions = dict(line.partition(";")[0].strip().split(">=") for line in wanted)
     assert {name: versions[name] for name in NEEDS} == NEEDS
-    assert set(versions) - set(NEEDS) == {"rich", "typer", "uvloop"}, "what executors do without"
+    assert set(versions) - set(NEEDS) == {"cloudpickle", "rich", "typer", "uvloop"}, "what executors do without"
 
 
 def test_the_active_environment_goes_before_the_projects_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

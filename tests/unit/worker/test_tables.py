@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from callyard.errors import UsageError
-from callyard.worker import tables
 from callyard.worker.builders import IterableSource, Row, open_rows, open_source
 from callyard.worker.tables import SLICE_ROWS, FrameSource, check_free, hold, with_results
 
@@ -196,10 +196,8 @@ def test_a_parquet_file_that_is_damaged_inside(tmp_path: Path) -> None:
 
 
 def test_a_missing_pyarrow_prints_its_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(tables.importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match=r"Parquet needs pyarrow: pip install 'callyard\[parquet\]'"):
         open_source(tmp_path / "a.parquet")
 

@@ -19,7 +19,7 @@ import msgspec
 from callyard.dispatch.events import ENDS, DispatchEvent
 from callyard.dispatch.exporters.masking import Masking, mask_secrets
 from callyard.dispatch.exporters.writer import BYTES_MAX, ITEM_BYTES, ITEMS_MAX, BoundedWriter
-from callyard.functions.audit.log import append_whole, opened_to_append, time_text
+from callyard.functions.audit.log import append_whole, opened_to_append, read_at, time_text
 from callyard.ids import CallId
 from callyard.policy.ranges import check_whole
 
@@ -156,7 +156,7 @@ class AuditExporter:
     def _append(self, lines: bytes) -> None:
         with opened_to_append(self.path) as fd:
             size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":
+            if size and read_at(fd, 1, size - 1) != b"\n":
                 lines = b"\n" + lines  # a lost machine left half a line: whoever reads the file sees it for what it is
             if lines:
                 append_whole(fd, lines, fsync=self._fsync)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from opentelemetry import context as otel_context
-from opentelemetry import metrics, propagate, trace
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
-
 import callyard
 from callyard.dispatch.events import DispatchEvent
 from callyard.errors import ErrorKind
-from callyard.ids import CallId
+from callyard.extras import needs
+from callyard.ids import CallId, Tenant
+
+with needs("otel", "OtelExporter"):
+    from opentelemetry import context as otel_context
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
 
 OPEN_MAX: Final = 100_000
 """Calls with a span at one time; a further call has none, and is counted in `dropped`."""
@@ -41,7 +43,8 @@ class OtelExporter:
         self._tracer = trace.get_tracer(_SCOPE, callyard.__version__, tracer_provider)
         self._spans: dict[CallId, tuple[Span, SpanContext]] = {}
         """Of calls that have not ended: the span, and the one that was current around it."""
-        self._breakers: dict[str, int] = {}
+        self._breakers: dict[str, dict[Tenant, int]] = {}
+        """By tool: of the tenants for whom it is not closed."""
         meter = metrics.get_meter(_SCOPE, callyard.__version__, meter_provider)
         self._duration = meter.create_histogram(
             "gen_ai.execute_tool.duration",
@@ -56,7 +59,7 @@ class OtelExporter:
         meter.create_observable_gauge(
             "callyard.dispatch.breaker.state",
             callbacks=[self._observe_breakers],
-            description="0: closed, 1: half open, 2: open; of tools whose breaker has opened once.",
+            description="0: closed, 1: half open, 2: open, of any tenant; of tools whose breaker has opened once.",
         )
 
     def __call__(self, event: DispatchEvent) -> None:
@@ -71,7 +74,10 @@ class OtelExporter:
             case "dispatch.success" | "dispatch.error" | "dispatch.deduplicated":
                 self._end(event)
             case "circuit.opened" | "circuit.half_open" | "circuit.closed":
-                self._breakers[event.tool] = _BREAKER_STATES[event.name]
+                states = self._breakers.setdefault(event.tool, {})
+                states.pop(event.tenant, None)
+                if event.name != "circuit.closed":
+                    states[event.tenant] = _BREAKER_STATES[event.name]
 
     def enter(self, call_id: CallId) -> None:
         """Make the call's span the current one from here on: for the context (`contextvars`) of its handler alone."""
@@ -154,4 +160,7 @@ class OtelExporter:
         self._calls.add(1, {**labels, "callyard.deduplicated": event.deduplicated}, around)
 
     def _observe_breakers(self, options: CallbackOptions) -> list[Observation]:
-        return [Observation(state, {"gen_ai.tool.name": tool}) for tool, state in list(self._breakers.items())]
+        return [
+            Observation(max(states.values(), default=0), {"gen_ai.tool.name": tool})
+            for tool, states in ((tool, states.copy()) for tool, states in self._breakers.copy().items())
+        ]

@@ -32,9 +32,23 @@ _FAILURE_ENCODER: Final = msgspec.json.Encoder()
 _FAILURE_DECODER: Final = msgspec.json.Decoder(CallFailure)
 
 
+_STEADY: Final = getattr(time, "CLOCK_BOOTTIME", None)
+"""Goes on while the machine sleeps, where there is such a clock."""
+
+
+def _steady_ns() -> int:
+    return time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)
+
+
+_STARTED_NS: Final = time.time_ns() - _steady_ns()
+
+
 def wall_ms() -> int:
-    """Milliseconds since 1970: what outlives a process is dated by the wall clock."""
-    return time.time_ns() // 1_000_000
+    """Milliseconds since 1970: what outlives a process is dated by the wall clock, as it was when the process began.
+
+    From then on a steady clock counts: a wall clock that is set ahead would have keys forgotten before their time.
+    """
+    return (_STARTED_NS + _steady_ns()) // 1_000_000
 
 
 def is_unknown(end: KeyEnd) -> bool:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from callyard.dispatch.stores.port import StoreUnavailable
 from callyard.errors import UsageError
+from callyard.extras import needs
 
 AGAIN: Final = object()
 """As an argument of a script: 0 when it is asked first, 1 when it is asked again because its answer was lost."""
@@ -182,12 +183,10 @@ class RedisLink:
             self._digests[name] = await self.ask(lambda client, text=text: client.script_load(text))  # type: ignore[misc]
 
     def _connect(self) -> Any:
-        try:
+        with needs("redis", "a key store in Redis"):
             from redis.asyncio import BlockingConnectionPool, Redis
             from redis.asyncio.retry import Retry
             from redis.backoff import NoBackoff
-        except ImportError as error:
-            raise UsageError("keys in Redis need its client: pip install 'callyard[redis]'") from error
         try:
             pool = BlockingConnectionPool.from_url(
                 self._url,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +43,7 @@ from callyard.dispatch.stores.records import (
 from callyard.dispatch.stores.waiters import Waiters
 from callyard.errors import UsageError
 from callyard.ids import CallId, Tenant
+from callyard.locks import try_lock
 
 APPLICATION_ID: Final = 0x43594B59
 """In the file's header: a key store of ours."""
@@ -263,30 +265,25 @@ class SqliteKeyStore:
     def _take_lock(self, wait_ms: int, *, required: bool = True) -> bool:
         """The lock is the open file's, not the process's: closing another handle of it changes nothing. The file stays:
         removing it would let two processes lock two files of one name."""
-        import fcntl
-
-        lock_path = f"{self._path}.lock"
-        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         give_up_at_s = time.monotonic() + wait_ms / 1_000
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < give_up_at_s:
-                    time.sleep(_LOCK_POLL_S)
-                    continue
-                holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
-                os.close(lock)
-                if required:
-                    raise UsageError(
-                        f"the key store {self._path} is in use{f' by process {holder}' if holder else ''}: one process "
-                        "at a time may claim keys in a file. Stop that one, name another file, or use Redis "
-                        "(redis://…) for several processes"
-                    ) from None
-                return False
+        while not try_lock(lock):
+            if time.monotonic() < give_up_at_s:
+                time.sleep(_LOCK_POLL_S)
+                continue
+            os.lseek(lock, 0, os.SEEK_SET)
+            holder = os.read(lock, 20).decode(errors="replace").strip()
+            os.close(lock)
+            if required:
+                raise UsageError(
+                    f"the key store {self._path} is in use{f' by process {holder}' if holder else ''}: one process "
+                    "at a time may claim keys in a file. Stop that one, name another file, or use Redis "
+                    "(redis://…) for several processes"
+                )
+            return False
         os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        os.lseek(lock, 0, os.SEEK_SET)
+        os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
         return True
 
@@ -300,10 +297,12 @@ def _create_empty(path: Path) -> None:
     """With mode 0600 from the start; SQLite gives its other files the same. Its name is on disk before the first claim
     is."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    if sys.platform == "win32":  # a folder cannot be opened there
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

@@ -6,7 +6,6 @@ written is removed when the log is opened again. Several workers may share one f
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -19,7 +18,9 @@ import msgspec
 
 from callyard.errors import UsageError
 from callyard.ids import Digest
+from callyard.locks import lock
 
+_FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _TAIL_BYTES: Final = 1024 * 1024
 """No line is longer: reasons are cut."""
 _BEGINNING: Final = b'{"time":'
@@ -52,16 +53,22 @@ def opened_to_append(path: Path) -> Iterator[int]:
     """The file, locked against other writers, and made with mode 0600 when it is not there. Raises UsageError for one
     that cannot be written, whatever the body meets as OSError included."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        fd = os.open(path, _FLAGS, 0o600)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError("not a regular file")
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            lock(fd)
             yield fd
         finally:
             os.close(fd)
     except OSError as error:
         raise UsageError(f"audit log {path} cannot be written: {error.strerror or error}") from error
+
+
+def read_at(fd: int, count: int, offset: int) -> bytes:
+    """So many bytes from there on, or what there is of them. The file's position is not kept."""
+    os.lseek(fd, offset, os.SEEK_SET)
+    return os.read(fd, count)
 
 
 def append_whole(fd: int, lines: bytes, *, fsync: bool = True) -> None:
@@ -96,7 +103,7 @@ class AuditLog:
     def _remove_cut_line(self, fd: int) -> None:
         """Cut after the last whole line. Raises UsageError for what is no line of ours."""
         size = os.fstat(fd).st_size
-        tail = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        tail = read_at(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         rest = tail[tail.rfind(b"\n") + 1 :]
         if rest and rest[: len(_BEGINNING)] != _BEGINNING[: len(rest)]:
             raise UsageError(f"{self.path} does not end with a line of an audit log: give another file")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from callyard.errors import ErrorKind
+from callyard.errors import ErrorKind, UsageError
+from callyard.extras import needs
 from callyard.worker.io.addresses import HostRules, Network, find_refusal, parse_address
 from callyard.worker.io.deadlines import Deadlines
 from callyard.worker.io.port import IoFailure
@@ -101,12 +102,12 @@ class HttpClient:
 
     def _connect(self) -> Connections:
         try:
-            import aiohttp  # noqa: F401 - asked for by itself: what imports it may be loaded
+            with needs("http", "http in the worker's environment"):
+                import aiohttp  # noqa: F401 - asked for by itself: what imports it may be loaded
 
-            from callyard.worker.io.http_exchange import Connections
-        except ImportError as error:
-            message = "http needs aiohttp in the worker's environment: pip install 'callyard[http]'"
-            raise IoFailure(ErrorKind.UNAVAILABLE, message) from error
+                from callyard.worker.io.http_exchange import Connections
+        except UsageError as error:
+            raise IoFailure(ErrorKind.UNAVAILABLE, str(error)) from error
         self._connections = Connections(self._private_allowed)
         return self._connections
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from callyard.errors import ErrorKind, UsageError
+from callyard.extras import missing
 from callyard.worker.io.config import DatabaseConfig
 from callyard.worker.io.port import IoFailure
 from callyard.worker.io.sql_rows import FETCH_ROWS, Parameters, RowWriter
@@ -39,7 +40,7 @@ class DuckdbDatabase:
 
     def open(self) -> None:
         if importlib.util.find_spec("duckdb") is None:
-            raise UsageError(f"io.sql.{self._name}: DuckDB is not installed: pip install 'callyard[duckdb]'")
+            raise missing("duckdb", f"io.sql.{self._name}", "duckdb")
         if not self._path.is_file():
             raise UsageError(f"io.sql.{self._name}: expected a DuckDB file, {self._path} is none")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from callyard.errors import ErrorKind, UsageError
+from callyard.extras import missing
 from callyard.worker.io.config import DatabaseConfig
 from callyard.worker.io.port import IoFailure
 from callyard.worker.io.sql_rows import FETCH_ROWS, Parameters, RowWriter
@@ -36,7 +37,7 @@ class PostgresDatabase:
 
     def open(self) -> None:
         if importlib.util.find_spec("psycopg") is None:
-            raise UsageError(f"io.sql.{self._name}: psycopg is not installed: pip install 'callyard[postgres]'")
+            raise missing("postgres", f"io.sql.{self._name}", "psycopg")
         try:
             urlsplit(self._config.url).port  # noqa: B018 - reading it checks it
         except ValueError as error:

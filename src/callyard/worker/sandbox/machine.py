@@ -14,6 +14,7 @@ import msgspec
 from callyard.errors import UsageError
 from callyard.executor.confine import LANDLOCK_ABI_MIN, LANDLOCK_ABI_SCOPES, Evidence, landlock_abi
 from callyard.executor.seccomp import this_machine
+from callyard.extras import pip_line
 from callyard.worker.interpreter import Interpreter, own_interpreter
 from callyard.worker.sandbox.bwrap import find_programs
 from callyard.worker.sandbox.levels import OFF, Level, LimitInForce, Limits, Sandbox, SandboxChoice
@@ -108,7 +109,7 @@ def _try(level: Level, limits: Limits, interpreter: Interpreter) -> Trial:
         return _try_landlock(limits, interpreter)
     programs = find_programs()
     if not programs:
-        advice = "pip install 'callyard[sandbox]', or: apt install bubblewrap"
+        advice = f"{pip_line('sandbox')}, or: apt install bubblewrap"
         return Trial(level=level, reason="bubblewrap is not installed", advice=advice)
     trials = []
     for program in programs:
@@ -195,7 +196,7 @@ def _advise(plan: Plan, reason: str) -> str:
             " kernel.apparmor_restrict_unprivileged_userns=0, or: sudo apt install bubblewrap"
         )
     if "nknown option" in reason:
-        return "bubblewrap 0.8 or newer is needed: pip install 'callyard[sandbox]'"
+        return f"bubblewrap 0.8 or newer is needed: {pip_line('sandbox')}"
     return ""
 
 

@@ -54,7 +54,7 @@ class SandboxSpawner(ProcessSpawner):
         with ExitStack() as undo:
             lifeline, ours = os.pipe()
             undo.callback(os.close, ours)
-            inherited = [order.mark_fd, lifeline, *([] if order.socket_fd is None else [order.socket_fd])]
+            inherited = [lifeline, *order.inherited_fds]
             info, info_theirs = os.pipe()
             undo.callback(os.close, info)
             try:

@@ -1,0 +1,1 @@
+"""`PoolExecutor`: `concurrent.futures` on a worker and its executors."""
