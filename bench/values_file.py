@@ -19,6 +19,11 @@ def array_in_and_out(x: np.ndarray) -> np.ndarray:
 
 
 @function
+def one_of(x: np.ndarray, index: int) -> float:
+    return float(x[index])
+
+
+@function
 def text_in_and_out(x: str) -> str:
     array = np.frombuffer(base64.b64decode(x), "f8")
     return base64.b64encode(add_one(array).tobytes()).decode()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from callyard.functions.calling import BoundCall, bind
     from callyard.functions.contents import Audio, File, Image, Message, ResourceLink
     from callyard.functions.json_schema import normalize_schema
+    from callyard.functions.shared import Shared
     from callyard.futures.errors import ExecutorCrashed
     from callyard.futures.pool_executor import PoolExecutor
     from callyard.futures.raised import RemoteError
@@ -87,6 +88,7 @@ __all__ = [
     "RetryPolicy",
     "RunSummary",
     "Sampled",
+    "Shared",
     "SpotTurn",
     "SyncYard",
     "ToolCall",
@@ -162,6 +164,7 @@ _LAZY = {
     "RetryPolicy": "callyard.policy.retry",
     "RunSummary": "callyard.worker.results",
     "Sampled": "callyard.sdk_client",
+    "Shared": "callyard.functions.shared",
     "SpotTurn": "callyard.host.host",
     "SyncYard": "callyard.yard",
     "ToolCall": "callyard.dispatch.fan_out",

@@ -14,6 +14,7 @@ from callyard.dispatch.dispatching import Dispatching, DispatchOptions
 from callyard.errors import UsageError
 from callyard.functions.calling import BoundCall
 from callyard.functions.registry import Registry
+from callyard.functions.shared import Shared
 from callyard.functions.target import split_target
 from callyard.worker.builders import CallSource, IterableSource, open_rows, open_source
 from callyard.worker.calls import CallOptions, Calls, MapOptions, NamedArguments, check_options
@@ -86,6 +87,10 @@ class Yard(Calls, Dispatching):
         """Read the functions' files again, for the calls to come; see `Worker.reload`."""
         return await self.worker.reload()
 
+    def shared(self, value: T) -> Shared[T]:
+        """Keep a large value that many calls read; see `Worker.shared`."""
+        return self.worker.shared(value)
+
     def _callee(self) -> Worker:
         return self.worker
 
@@ -136,6 +141,14 @@ class SyncYard:
     def reload(self) -> bool:
         """Read the functions' files again, for the calls to come; see `Worker.reload`."""
         return self._thread.run(self._yard.reload())
+
+    def shared(self, value: T) -> Shared[T]:
+        """Keep a large value that many calls read; see `Worker.shared`."""
+
+        async def share() -> Shared[T]:
+            return self._yard.shared(value)
+
+        return self._thread.run(share())
 
     @overload
     def call(self, function: BoundCall[R], /, **options: Unpack[CallOptions]) -> R: ...

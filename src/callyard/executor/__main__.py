@@ -29,6 +29,7 @@ from callyard.executor.options import (
     parse_options,
 )
 from callyard.executor.runtime import ExecutorRuntime
+from callyard.executor.shared import SharedValues
 
 TOKEN_VARIABLE: Final = "CALLYARD_LINK_TOKEN"
 
@@ -41,6 +42,7 @@ def main(argv: list[str], wait_joined: Callable[[], None] | None = None) -> NoRe
         sock = open_socket(options.socket_fd, options.socket_path)
         marks = MarkPage(options.mark_fd) if options.mark_fd >= 0 else Marks()
         arena = Arena(options.arena_fd) if options.arena_fd >= 0 else None
+        shared = SharedValues(options.shared_fd) if options.shared_fd >= 0 else None
         if options.nice:
             os.nice(options.nice)
         if options.confine:
@@ -50,7 +52,7 @@ def main(argv: list[str], wait_joined: Callable[[], None] | None = None) -> NoRe
     except (UsageError, OSError) as error:
         leave(str(error), EXIT_USAGE)
     try:
-        serve(options, sock, marks, arena, token)
+        serve(options, sock, marks, arena, shared, token)
     except LinkClosed as lost:
         end(lost)
     except ProtocolError as error:
@@ -69,12 +71,14 @@ def confine(options: Options, wait_joined: Callable[[], None] | None) -> None:
     apply(parse_confinement(options.confine), wait_joined)
 
 
-def serve(options: Options, sock: _socket.socket, marks: Marks, arena: Arena | None, token: str) -> NoReturn:
+def serve(
+    options: Options, sock: _socket.socket, marks: Marks, arena: Arena | None, shared: SharedValues | None, token: str
+) -> NoReturn:
     """Say hello first, arrange the rest after: what follows costs the worker no waiting."""
     parent_pid = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to handle
     guards = Guards()
-    link = Link(sock, marks, arena)
+    link = Link(sock, marks, arena, shared)
     hub = Hub(link, marks, guards, max_inflight=options.max_inflight, with_locals=options.capture_locals)
     hub.watch = watch = Watch(hub, link, options.executor_id, options.heartbeat_interval_ms, end)
     watch.beat(token)
@@ -90,8 +94,7 @@ def serve(options: Options, sock: _socket.socket, marks: Marks, arena: Arena | N
     hub.streams = [*streams]
     hub.teller.watch_streams(streams)
     guards.install(link.fd)
-    if arena is not None:
-        guards.keep_open({arena.fd})
+    guards.keep_open({memory.fd for memory in (arena, shared) if memory is not None})
     own_pid = os.getpid()
 
     def in_child(forked_by_main_thread: bool) -> None:

@@ -22,6 +22,7 @@ from msgspec import Raw, Struct
 from callyard.errors import ProtocolError
 from callyard.executor.arena import Arena
 from callyard.executor.marks import NO_SLOT, Marks
+from callyard.executor.shared import SharedValues
 from callyard.ids import CallId, RequestId
 from callyard.wire.arena import ARENA_VALUE_BYTES
 from callyard.wire.codec import UnknownMessage, decode_worker_message, encode_message
@@ -72,7 +73,9 @@ class LinkClosed(Exception):
 
 
 class Link:
-    def __init__(self, sock: _socket.socket, marks: Marks, arena: Arena | None = None) -> None:
+    def __init__(
+        self, sock: _socket.socket, marks: Marks, arena: Arena | None = None, shared: SharedValues | None = None
+    ) -> None:
         """Owns `sock` from now on, in blocking mode. `arena`: for large values; None: frames carry them all."""
         sock.setblocking(True)
         self.fd: Final = sock.fileno()
@@ -85,6 +88,7 @@ class Link:
         self.args_sidecars: Final[dict[CallId, bytes]] = {}
         """Those that came beside an ExecuteCall."""
         self.arena: Final = arena
+        self.shared: Final = shared
         self.await_room: Callable[[], None] = self.flush
         """Let the worker read, and read what it says; until then there is no room in the arena."""
         self._sock = sock
@@ -242,12 +246,13 @@ class Link:
             return bytes(raw)
         from callyard.functions.packing import Packed, is_packed
 
+        open_shared = None if self.shared is None else self.shared.open
         if at is None:
-            return Packed.of(bytes(raw), sidecar or b"")
+            return Packed.of(bytes(raw), sidecar or b"", open_shared)
         if self.arena is None:
             raise ProtocolError("a value in the arena came to an executor that has none")
         with self.arena.open(at) as view:
-            value = Packed.read(view) if is_packed(view) else bytes(view)
+            value = Packed.read(view, open_shared) if is_packed(view) else bytes(view)
         self.say_released(at)
         return value
 
@@ -287,6 +292,8 @@ class Link:
         self._settled.clear()
         if self.arena is not None:
             self.arena.close_in_child(close)
+        if self.shared is not None:
+            self.shared.close_in_child(close)
         close(self._sock.detach())
 
 

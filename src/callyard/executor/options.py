@@ -43,6 +43,8 @@ class Options(msgspec.Struct, frozen=True):
     mark_fd: int = -1
     arena_fd: int = -1
     """The file for values that are too large for a frame; -1: there is none."""
+    shared_fd: int = -1
+    """The file of what the worker shares, for reading; -1: there is none."""
     lifeline_fd: int = -1
     """A pipe whose other end only the worker holds."""
     heartbeat_interval_ms: int = 500
@@ -60,6 +62,7 @@ _NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
     "--socket-fd": ("socket_fd", 0, 1 << 20),
     "--mark-fd": ("mark_fd", 0, 1 << 20),
     "--arena-fd": ("arena_fd", 0, 1 << 20),
+    "--shared-fd": ("shared_fd", 0, 1 << 20),
     "--lifeline-fd": ("lifeline_fd", 0, 1 << 20),
     "--heartbeat-interval-ms": ("heartbeat_interval_ms", 10, 60_000),
     "--nice": ("nice", 0, 19),

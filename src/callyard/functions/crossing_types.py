@@ -10,16 +10,17 @@ makes the schema that reads those texts. Source: call-execution X95.
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
+from pydantic_core import PydanticCustomError, SchemaValidator, ValidationError, core_schema
 
 from callyard.functions import foreign
-from callyard.functions.encoding import describe_value
+from callyard.functions.encoding import describe_value, to_pointer
 from callyard.functions.foreign import Library, NotReadable
 from callyard.functions.packing import Crossed, Tokens
 
@@ -251,7 +252,7 @@ class _FrameReader:
         if crossed.part.kind != "frame":
             raise _misfit(f"expected a {foreign.shown_name(self._library)}, got {crossed.describe()}")
         try:
-            return foreign.read_frame(crossed.data, self._library)  # of whatever library it was
+            return crossed.to_frame(self._library)  # of whatever library it was
         except NotReadable as error:
             raise _misfit(str(error)) from error
 
@@ -268,6 +269,53 @@ def _packed_node(node: Mapping[str, Any]) -> Any:
     if kind == "str":
         return core_schema.with_info_wrap_validator_function(_refuse_part, typing.cast(Any, node))
     return None
+
+
+class SharedReader:
+    """Reads a shared value that is an argument by itself: once, for all calls to come."""
+
+    def __init__(self, core: Any, definitions: list[Any]) -> None:
+        """`core`: of its parameter."""
+        core = _replace(core, _packed_node, {})
+        if definitions:
+            core = {"type": "definitions", "schema": core, "definitions": _replace(definitions, _packed_node, {})}
+        self._core = core
+
+    def __call__(self, value: Any, info: core_schema.ValidationInfo[Any]) -> Any:
+        crossed = claim(info, value)
+        assert crossed is not None, "only where one stands"
+        assert crossed.kept is not None
+        kept = crossed.kept
+        try:
+            return kept.once(self, lambda: kept.read(self._validate))
+        except NotReadable as error:
+            raise _misfit(str(error)) from error
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            at = f"in the shared value, at {to_pointer(first['loc'])}: " if first["loc"] else "a shared value: "
+            raise _misfit(f"{at}{first['msg']}") from error
+
+    def _validate(self, json: bytes, tokens: Tokens | None) -> Any:
+        return self._validator.validate_json(json, strict=True, context=tokens)
+
+    @functools.cached_property
+    def _validator(self) -> SchemaValidator:
+        make: Any = SchemaValidator
+        validator: SchemaValidator = make(self._core, _BASE64, _use_prebuilt=False)
+        return validator
+
+
+def with_shared(core: dict[str, Any], readers: Mapping[str, SharedReader]) -> dict[str, Any]:
+    """The core schema of arguments in which shared values stand for some parameters."""
+    if core["type"] == "definitions":
+        return {**core, "schema": with_shared(core["schema"], readers)}
+    parameters = [
+        {**one, "schema": core_schema.with_info_plain_validator_function(readers[one["name"]])}
+        if one["name"] in readers
+        else one
+        for one in core["arguments_schema"]
+    ]
+    return {**core, "arguments_schema": parameters}
 
 
 def _resolve(value: Any, info: core_schema.ValidationInfo[Any]) -> Any:

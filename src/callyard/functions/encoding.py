@@ -34,6 +34,7 @@ import msgspec
 
 from callyard.errors import CallyardError
 from callyard.functions import foreign
+from callyard.functions.shared import Shared
 
 LEVELS_MAX: Final = 512
 _TEXT_SHOWN: Final = 60
@@ -62,7 +63,7 @@ class _Unsupported(Exception):
 
 
 class Lifted:
-    """An array or a table, as `to_plain` leaves it. No Struct: msgspec would look into it."""
+    """An array, a table or a Shared, as `to_plain` leaves it. No Struct: msgspec would look into it."""
 
     __slots__ = ("value",)
 
@@ -391,7 +392,7 @@ def _may_hold_non_finite(value: Any) -> bool:
 
 def _to_liftable(value: Any) -> Any:
     """The hook of `to_plain`."""
-    if foreign.library_of(value) is not None:
+    if type(value) is Shared or foreign.library_of(value) is not None:
         return Lifted(value)
     return bytes(value) if isinstance(value, bytes) else _to_encodable(value)
 

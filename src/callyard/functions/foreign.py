@@ -114,8 +114,8 @@ def frame_bytes(frame: Any, library: Library) -> memoryview:
 # --- in -------------------------------------------------------------------------------------------------------------
 
 
-def read_array(dtype: str, shape: Sequence[int], data: bytearray) -> Any:
-    """An array that owns `data` and may be written to. Raises `NotReadable`."""
+def read_array(dtype: str, shape: Sequence[int], data: bytearray | memoryview) -> Any:
+    """An array that owns `data`, and may be written to where that may. Raises `NotReadable`."""
     if not _DTYPE.fullmatch(dtype):
         raise NotReadable(f"an array of unknown dtype {dtype[:40]!r}")
     numpy = _import("numpy", "the value is a numpy array")
@@ -125,13 +125,20 @@ def read_array(dtype: str, shape: Sequence[int], data: bytearray) -> Any:
         raise NotReadable(f"an array of unknown dtype {dtype!r}") from error
     try:
         if len(shape) <= _DIMENSIONS_MAX and math.prod(shape) * kind.itemsize == len(data):
-            return numpy.frombuffer(data, kind).reshape(shape) if data else numpy.empty(shape, kind)
+            if not data:
+                return numpy.empty(shape, kind)
+            array = numpy.frombuffer(data, kind).reshape(shape)
+            if array.flags.aligned:
+                return array
+            array = array.copy()  # behind bytes of an odd number, in a value that is used where it lies
+            array.flags.writeable = False
+            return array
     except ValueError:  # more than a number of dimensions or items that it can hold
         pass
     raise NotReadable(f"an array of {kind} and shape {list(shape)[:8]} with {len(data)} bytes")
 
 
-def read_frame(data: bytearray, library: str) -> Any:
+def read_frame(data: bytearray | memoryview, library: str) -> Any:
     """A table of `library`, from an Arrow stream. Raises `NotReadable`."""
     what = f"the value is a {shown_name(library)}"
     if library == "polars":

@@ -10,7 +10,7 @@ made of it, nothing is unpickled, and each part is a copy of its own. Source: ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from os import urandom
 from typing import Any, Final
 
@@ -29,10 +29,14 @@ from callyard.functions.encoding import (
     to_plain,
 )
 from callyard.functions.foreign import NotCrossing, NotReadable
-from callyard.wire.frames import join_body
+from callyard.functions.shared import Shared, SharedPlace
+from callyard.wire.frames import SIDECAR_HEAD_BYTES, join_body
 from callyard.wire.values import Part, is_packed, read_head, split_packed
 
 _BYTES: Final = frozenset({bytes, bytearray, memoryview})
+_BESIDE: Final = frozenset({*_BYTES, Shared})
+_ALIGNED_BYTES: Final = 64
+"""Where the parts of a shared value begin: arrays are used where they lie."""
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _CONTAINERS: Final = (list, tuple, set, frozenset)
 _ENCODE: Final = msgspec.json.Encoder().encode
@@ -40,8 +44,9 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 Buffer = memoryview | bytes | bytearray
 
 
-def encode_crossing(value: object, *, canonical: bool = False, nan_null: bool = False) -> bytes:
-    """A value as it crosses. `canonical`: equal values are equal bytes. Raises `ResultMisfit`."""
+def encode_crossing(value: object, *, canonical: bool = False, nan_null: bool = False, aligned: bool = False) -> bytes:
+    """A value as it crosses. `canonical`: equal values are equal bytes. `aligned`: it is used where it lies. Raises
+    `ResultMisfit`."""
     if not holds_binary(value):
         return encode_canonical(value, nan_null=nan_null) if canonical else encode_value(value, nan_null=nan_null)
     try:
@@ -53,15 +58,18 @@ def encode_crossing(value: object, *, canonical: bool = False, nan_null: bool = 
     rest = _lift(plain, (), parts, buffers)
     inner = encode_canonical(rest, nan_null=nan_null) if canonical else encode_value(rest, nan_null=nan_null)
     head = _ENCODE({"value": msgspec.Raw(inner), "parts": parts})
+    if aligned:
+        head += b" " * (-(SIDECAR_HEAD_BYTES + len(head)) % _ALIGNED_BYTES)
     return join_body(head, *buffers)
 
 
 def holds_binary(value: object) -> bool:
-    """Whether bytes, an array or a table stand anywhere in a value. One look at each container's types, in C."""
+    """Whether bytes, an array, a table or a Shared stand anywhere in a value. One look at each container's types, in
+    C."""
     kind = type(value)
     if kind in _PLAIN:
         return False
-    return kind in _BYTES or _holds_binary(value, set())
+    return kind in _BESIDE or _holds_binary(value, set())
 
 
 def _holds_binary(value: Any, seen: set[int]) -> bool:
@@ -82,7 +90,7 @@ def _holds_binary(value: Any, seen: set[int]) -> bool:
     kinds = set(map(type, children)) - _PLAIN
     if not kinds:
         return False
-    if kinds & _BYTES:
+    if kinds & _BESIDE:
         return True
     if id(value) in seen:  # it holds itself: the encoder says so
         return False
@@ -122,6 +130,11 @@ def _is_flat(data: bytearray | memoryview) -> bool:
 
 
 def _to_part(value: object, at: tuple[str | int, ...]) -> tuple[Part, memoryview]:
+    if isinstance(value, Shared):
+        place = value.place
+        if place.closed:
+            raise NotCrossing("this Shared is closed, or its worker is: share the value again")
+        return Part(at, 0, "shared", place=(place.number, place.offset, place.length)), memoryview(b"")
     library = foreign.library_of(value)
     assert library is not None, type(value)
     if library == "numpy":
@@ -137,33 +150,54 @@ def _to_part(value: object, at: tuple[str | int, ...]) -> tuple[Part, memoryview
 class Packed:
     """A packed value that was read: JSON with nulls, and the parts that belong there, each in memory of its own."""
 
-    def __init__(self, value: bytes, parts: list[Part], buffers: list[bytearray]) -> None:
+    def __init__(
+        self, value: bytes, parts: list[Part], buffers: list[bytearray | memoryview], open_shared: OpenShared | None
+    ) -> None:
         self.value: Final = value
         self.parts: Final = parts
         self._buffers = buffers
+        self._open_shared = open_shared
 
     @classmethod
-    def read(cls, body: Buffer) -> Packed:
+    def read(cls, body: Buffer, open_shared: OpenShared | None = None, *, copy: bool = True) -> Packed:
         """Of a value for which `is_packed` holds. Raises `ProtocolError`."""
-        return cls.of(*split_packed(memoryview(body)))
+        return cls.of(*split_packed(memoryview(body)), open_shared, copy=copy)
 
     @classmethod
-    def of(cls, head_json: bytes, raw: Buffer) -> Packed:
-        """Of what a message carries: its JSON, and the sidecar of its frame. Raises `ProtocolError`."""
+    def of(cls, head_json: bytes, raw: Buffer, open_shared: OpenShared | None = None, *, copy: bool = True) -> Packed:
+        """Of what a message carries: its JSON, and the sidecar of its frame. `open_shared`: reads what the worker
+        shares; None: nothing is. Without `copy` the parts stay where they lie. Raises `ProtocolError`."""
         head = read_head(head_json)
-        buffers: list[bytearray] = []
+        buffers: list[bytearray | memoryview] = []
         start = 0
         for part in head.parts:
             if part.size > len(raw) - start:
                 raise ProtocolError(f"a packed value of {len(raw)} bytes names more in its parts")
-            buffers.append(bytearray(raw[start : start + part.size]))
+            data = raw[start : start + part.size]
+            buffers.append(bytearray(data) if copy else memoryview(data))
             start += part.size
         if start != len(raw):
             raise ProtocolError(f"a packed value names {start} bytes in its parts, and has {len(raw)}")
-        return cls(bytes(head.value), head.parts, buffers)
+        return cls(bytes(head.value), head.parts, buffers, open_shared)
+
+    @property
+    def has_shared(self) -> bool:
+        return any(part.kind == "shared" for part in self.parts)
 
     def objects(self) -> list[Crossed]:
-        return [Crossed(part, data) for part, data in zip(self.parts, self._buffers, strict=True)]
+        """Raises `NotReadable` for a shared value that is none."""
+        return [self._object(part, data) for part, data in zip(self.parts, self._buffers, strict=True)]
+
+    def _object(self, part: Part, data: bytearray | memoryview) -> Crossed:
+        if part.kind != "shared":
+            return Crossed(part, data)
+        if part.place is None:
+            raise NotReadable("a shared value that is nowhere")
+        if self._open_shared is None:
+            return Crossed(part, data)
+        kept = self._open_shared(part.place)
+        inner, data = kept.whole or (Part((), 0, "shared"), data)
+        return Crossed(msgspec.structs.replace(inner, at=part.at), data, kept)
 
     def decode(self) -> Any:
         """The value with its parts in place, each as what it was. Raises `NotReadable`."""
@@ -197,13 +231,14 @@ def _step(owner: Any, token: str | int) -> Any:
 
 
 class Crossed:
-    """One binary part, not made into an object yet."""
+    """One binary part, not made into an object yet, or a shared value, of which the object is made once."""
 
-    __slots__ = ("data", "part")
+    __slots__ = ("data", "kept", "part")
 
-    def __init__(self, part: Part, data: bytearray) -> None:
+    def __init__(self, part: Part, data: bytearray | memoryview, kept: Kept | None = None) -> None:
         self.part = part
         self.data = data
+        self.kept = kept
 
     def describe(self) -> str:
         """In words, as `describe_value`."""
@@ -212,10 +247,26 @@ class Crossed:
             return f"a numpy array ({part.dtype}, {' x '.join(map(str, part.shape)) or 'no'} values)"
         if part.kind == "frame":
             return f"a {part.library} table"
+        if part.kind == "shared":
+            return "a shared value"
         return f"bytes ({len(self.data)})"
 
     def to_python(self) -> Any:
         """What it was. Raises `NotReadable`."""
+        return self._make() if self.kept is None else self.kept.once("", self._make)
+
+    def to_frame(self, library: foreign.Library) -> Any:
+        """The table as one of `library`. Raises `NotReadable`."""
+        if self.kept is None:
+            return foreign.read_frame(self.data, library)
+        return self.kept.once(library, lambda: foreign.read_frame(self.data, library))
+
+    def _make(self) -> Any:
+        if self.part.kind == "shared":
+            if self.kept is not None:
+                return self.kept.decode()
+            assert self.part.place is not None
+            return Shared(SharedPlace(*self.part.place), _keep)  # at the worker, to be passed on
         if self.part.kind == "array":
             return foreign.read_array(self.part.dtype, self.part.shape, self.data)
         if self.part.kind == "frame":
@@ -225,23 +276,74 @@ class Crossed:
         return bytes(self.data)
 
 
+def _keep(_: SharedPlace) -> None:
+    """It is another handle's to close."""
+
+
+class Kept:
+    """A shared value in an executor: used where it lies, and what is made of it is made once."""
+
+    def __init__(self, view: memoryview) -> None:
+        """Of its encoded form, read-only. Raises `ProtocolError`."""
+        self._view = view
+        self._packed = Packed.read(view, copy=False) if is_packed(view) else None
+        self._made: dict[object, Any] = {}
+        self.whole: tuple[Part, bytearray | memoryview] | None = None
+        """The one binary part that it is; None: a value of JSON, with or without parts in it."""
+        if self._packed is not None and self._packed.parts[0].at == ():
+            self.whole = (self._packed.parts[0], self._packed.objects()[0].data)
+
+    def once(self, key: object, make: Callable[[], Any]) -> Any:
+        """What `make` gave the first time for this key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def decode(self) -> Any:
+        """Raises `NotReadable`."""
+        return msgspec.json.decode(self._view) if self._packed is None else self._packed.decode()
+
+    def fill(self, fill: Callable[[Packed], Any]) -> Any:
+        """The value of its JSON, anew; `fill` puts what stands for its parts into it."""
+        return msgspec.json.decode(self._view) if self._packed is None else fill(self._packed)
+
+    def read(self, validate: Callable[[bytes, Tokens | None], Any]) -> Any:
+        """The value by `validate`, of JSON and its context. Raises `NotReadable`, and what it raises."""
+        if self._packed is None:
+            return validate(bytes(self._view), None)
+        tokens = Tokens(self._packed)
+        return validate(tokens.json, tokens)
+
+
+OpenShared = Callable[[tuple[int, int, int]], Kept]
+"""By number, offset and length. Raises `NotReadable`."""
+
+
 class Tokens:
     """Parts of a packed value while a validator reads it: a text that nobody could guess stands for each.
 
     The validation context; `claim` gives the part behind a text.
     """
 
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: Packed, whole: Container[tuple[str | int, ...]] = ()) -> None:
+        """`whole`: places at which a text stands for a shared value that is no binary one; elsewhere such a value
+        stands there itself."""
         self._prefix = f"callyard-{urandom(12).hex()}-"
         self._parts: dict[str, Crossed] = {}
+        self._whole = whole
+        self.json = _ENCODE(self._fill(packed))
+
+    def _fill(self, packed: Packed) -> Any:
         try:
             root = msgspec.json.decode(packed.value)
         except (msgspec.DecodeError, RecursionError) as error:
             raise NotReadable(f"no JSON: {error}") from error
-        self.json = _ENCODE(packed.place(root, self._token))
+        return packed.place(root, self._token)
 
-    def _token(self, index: int, crossed: Crossed) -> str:
-        token = f"{self._prefix}{index}"
+    def _token(self, _: int, crossed: Crossed) -> Any:
+        if crossed.kept is not None and crossed.kept.whole is None and crossed.part.at not in self._whole:
+            return crossed.kept.fill(self._fill)
+        token = f"{self._prefix}{len(self._parts)}"
         self._parts[token] = crossed
         return token
 
@@ -283,7 +385,9 @@ def read_parts(value: bytes) -> Iterator[Part]:
 
 __all__ = [
     "Crossed",
+    "Kept",
     "NotReadable",
+    "OpenShared",
     "Packed",
     "ResultMisfit",
     "Tokens",

@@ -27,7 +27,13 @@ from callyard.errors import CallyardError
 from callyard.functions.cells import Columns, may_hold_non_finite
 from callyard.functions.completion import Completion, build_completions
 from callyard.functions.contents import NO_LIMIT, encode_result
-from callyard.functions.crossing_types import build_core, make_validator, may_hold_binary
+from callyard.functions.crossing_types import (
+    SharedReader,
+    build_core,
+    make_validator,
+    may_hold_binary,
+    with_shared,
+)
 from callyard.functions.docstrings import read_docstring
 from callyard.functions.encoding import ResultMisfit
 from callyard.functions.function import NO_PROMISES, RESULT_BYTES_MAX, TOOL, Declared, Promises
@@ -64,6 +70,8 @@ class _Reader:
         self.read_sure: Callable[[bytes], Any] = functools.partial(self._validator.validate_json, strict=True)
         """`read` for JSON that holds a few plain values and no key twice: nothing needs a second look. Raises
         pydantic's own error."""
+        self._shared_readers: dict[str, SharedReader] = {}
+        self._shared_validators: dict[frozenset[str], SchemaValidator] = {}
         self._keys_sure = max(1, keys_sure)
         self._parameters = parameters
 
@@ -103,11 +111,13 @@ class _Reader:
         """As `read`, of JSON with binary parts."""
         may_overflow = check_json(packed.value, self._keys_sure)
         try:
-            tokens = Tokens(packed)
+            whole = self._find_shared(packed) if packed.has_shared else {}
+            tokens = Tokens(packed, whole)
         except NotReadable as error:
             raise misfit(str(error), "type") from error
         try:
-            value = self._packed_validator.validate_json(tokens.json, strict=True, context=tokens)
+            validator = self._shared_validator(frozenset(whole.values())) if whole else self._packed_validator
+            value = validator.validate_json(tokens.json, strict=True, context=tokens)
         except ValidationError as error:
             raise retell(explain(error, tokens.json, self._parameters), tokens.describe) from None
         except MemoryError:
@@ -121,6 +131,35 @@ class _Reader:
     @functools.cached_property
     def _packed_validator(self) -> SchemaValidator:
         return make_validator(self.core, packed=True)
+
+    def _find_shared(self, packed: Packed) -> dict[tuple[str | int, ...], str]:
+        """Shared values that are an argument each, and no binary value: their places and parameters. Raises
+        `NotReadable`."""
+        places = [crossed.part.at for crossed in packed.objects() if crossed.part.kind == "shared"]
+        named = {place: self._parameter_of(place) for place in places}
+        return {place: name for place, name in named.items() if name is not None}
+
+    def _parameter_of(self, place: tuple[str | int, ...]) -> str | None:
+        if len(place) != 1:
+            return None
+        if isinstance(place[0], int):
+            positional = self._parameters.positional
+            return positional[place[0]] if place[0] < len(positional) else None
+        return place[0] if place[0] in self._parameters.names else None
+
+    def _shared_validator(self, names: frozenset[str]) -> SchemaValidator:
+        """For shared values at these parameters."""
+        validator = self._shared_validators.get(names)
+        if validator is None:
+            core: dict[str, Any] = self.core
+            definitions = core["definitions"] if core["type"] == "definitions" else []
+            arguments = core["schema"] if core["type"] == "definitions" else core
+            cores = {one["name"]: one["schema"] for one in arguments["arguments_schema"]}
+            for name in names - self._shared_readers.keys():
+                self._shared_readers[name] = SharedReader(cores[name], definitions)
+            readers = {name: self._shared_readers[name] for name in names}
+            validator = self._shared_validators[names] = make_validator(with_shared(self.core, readers), packed=True)
+        return validator
 
 
 class Invocable:

@@ -21,7 +21,7 @@ from callyard.wire.frames import SIDECAR_HEAD_BYTES, SIDECAR_MAGIC, join_body, s
 
 PARTS_MAX: Final = 100_000
 """Most binary parts of one value."""
-PartKind = Literal["bytes", "array", "frame"]
+PartKind = Literal["bytes", "array", "frame", "shared"]
 
 _Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -39,6 +39,8 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Of an array, in C order."""
     library: str = ""
     """Of a frame, an Arrow stream: what it was. `pandas`, `polars` or `pyarrow`."""
+    place: tuple[_Size, _Size, _Size] | None = None
+    """Of a shared value, which has no bytes here: its number, and offset and length in the worker's shared memory."""
 
 
 class PackedHead(msgspec.Struct, frozen=True, gc=False):
@@ -112,6 +114,9 @@ def read_head(head: bytes) -> PackedHead:
 
 
 def _check_sizes(head: PackedHead, raw_bytes: int) -> None:
+    """Of what an executor sent: it shares nothing."""
+    if any(part.kind == "shared" for part in head.parts):
+        raise ProtocolError("a packed value from an executor names a shared one: only a worker shares")
     named = sum(part.size for part in head.parts)
     if named != raw_bytes:
         raise ProtocolError(f"a packed value names {named} bytes in {len(head.parts)} parts, and has {raw_bytes}")

@@ -236,6 +236,11 @@ class WorkerConfig:
         " and 16 MiB is the largest value",
         high=1 << 40,
     )
+    shared_bytes_max: int = setting(
+        4_096 * MIB,
+        "the values that a worker keeps for many calls (`shared`), all together; 0: none",
+        high=1 << 40,
+    )
     inbox_events_max: int = setting(
         4_096, "events that wait for the scheduler before links are read no further", low=64, high=1 << 20
     )

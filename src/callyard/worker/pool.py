@@ -191,9 +191,11 @@ class Pool:
         io: IoHub,
         on_unavailable: Callable[[PoolName, str], None],
         environment: Mapping[str, str],
+        shared_fd: int | None = None,
     ) -> None:
         """`spawners` by pool: there is one for the worker's own, and one for each named pool of the settings.
-        `environment`: of every executor."""
+        `environment`: of every executor. `shared_fd`: what they read shared values from."""
+        self._shared_fd = shared_fd
         self._config = config
         self._environment = environment
         self._actor = actor
@@ -414,6 +416,7 @@ class Pool:
             nice=self._config.executor_nice,
             mark_fd=marks.fd,
             arena_fd=None if link.arena is None else link.arena.fd,
+            shared_fd=self._shared_fd,
             socket_fd=socket_fd,
             socket_path=path,
             token=token,

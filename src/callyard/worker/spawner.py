@@ -47,6 +47,7 @@ class SpawnOrder:
     nice: int
     mark_fd: int
     arena_fd: int | None = None  # None: there is none
+    shared_fd: int | None = None  # for reading; None: there is none
     socket_fd: int | None  # an inherited socketpair end
     socket_path: Path | None = None  # or the path it dials
     token: str = ""  # one-time, for the path
@@ -55,7 +56,7 @@ class SpawnOrder:
     @property
     def inherited_fds(self) -> list[int]:
         """What the child is to have open, besides what its spawner gives it."""
-        return [fd for fd in (self.mark_fd, self.arena_fd, self.socket_fd) if fd is not None]
+        return [fd for fd in (self.mark_fd, self.arena_fd, self.shared_fd, self.socket_fd) if fd is not None]
 
 
 class ExecutorProcess(Protocol):
@@ -145,6 +146,7 @@ class ProcessSpawner:
             "--mark-fd",
             str(order.mark_fd),
             *(["--arena-fd", str(order.arena_fd)] if order.arena_fd is not None else []),
+            *(["--shared-fd", str(order.shared_fd)] if order.shared_fd is not None else []),
             "--lifeline-fd",
             str(lifeline_fd),
             "--heartbeat-interval-ms",

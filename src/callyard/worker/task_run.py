@@ -76,7 +76,9 @@ class TaskRun:
         on_event: EventCallback | None = None,
         capture: bool = False,
         on_end: Callable[[TaskRun | SingleCall], None],
+        keep_shared: Callable[[TaskRun, bytes], CallFailure | None] = lambda _, __: None,
     ) -> None:
+        """`keep_shared`: called with each row's arguments; a failure is the row's."""
         self.plan = plan
         self.context = _context_of(plan)
         self.audits = view.audits
@@ -92,6 +94,7 @@ class TaskRun:
         self._view = view
         self._function = function
         self._on_end = on_end
+        self._keep_shared = keep_shared
         self._feed: RowFeed | None = None
         self._echoes: dict[int, bytes] = {}
         """By index, of rows that were taken and are not settled: what their results repeat."""
@@ -216,6 +219,8 @@ class TaskRun:
         target = None
         if row.echo:
             self._echoes[row.index] = row.echo
+        if failure is None:
+            failure = self._keep_shared(self, row.args)
         if failure is None:
             target = self._view.get(name) if name is not None else None
             if target is None:

@@ -33,6 +33,7 @@ from callyard.functions.loading import refuse_while_importing
 from callyard.functions.ports import AskCallback, SubcallEvent
 from callyard.functions.registry import FunctionSpec, Registry, UnknownFunction
 from callyard.functions.script import read_script
+from callyard.functions.shared import Shared
 from callyard.ids import Digest, ExecutorId, FunctionId, TaskId, Tenant
 from callyard.scheduler import CallResult, FunctionTarget, NewCall, StopReason, TaskPlan
 from callyard.scheduler.placement import DEFAULT_POOL, PoolName
@@ -61,6 +62,7 @@ from callyard.worker.results import EventCallback, FailureGroup, Result, Running
 from callyard.worker.run_folder import RunFolder
 from callyard.worker.sandbox.levels import OFF, Sandbox
 from callyard.worker.sandbox.spawner import open_spawner
+from callyard.worker.shared import SharedMemory
 from callyard.worker.spawner import OutputCallback, Spawner
 from callyard.worker.tables import FrameSource, check_free, hold, with_results
 from callyard.worker.task_run import AttemptCall, SingleCall, TaskRun
@@ -69,6 +71,7 @@ FLUSH_INTERVAL_S: Final = 0.5
 MAX_ATTEMPTS_RANGE: Final = (1, 1_000_000)
 TENANT_CHARACTERS_MAX: Final = 256
 _TASK_NUMBERS: Final = itertools.count(1)
+T = TypeVar("T")
 Frame = TypeVar("Frame")
 """A DataFrame or a Table, of whatever library."""
 
@@ -136,6 +139,8 @@ class Worker(Calls):
         self._gate: AuditGate | None = None
         self._io_config = io if isinstance(io, IoConfig) else IoConfig.from_mapping(io or {})
         self._io: IoHub | None = None
+        self._shared: SharedMemory | None = None
+        """None: not started, closed, or the settings want none."""
         self._shelf: BundleShelf | None = None
         self._view = CodeView(self.registry.bundle.digest, {})
         self._reloading = asyncio.Lock()
@@ -195,6 +200,9 @@ class Worker(Calls):
                 rng=self._rng,
                 debug=asyncio.get_running_loop().get_debug(),
             )
+            if self.config.shared_bytes_max:
+                size = self.config.shared_bytes_max
+                self._shared = SharedMemory(size, self._folder.path, sealed=bool(self._confined))
             self._pool = Pool(
                 self.config,
                 spawners,
@@ -206,6 +214,7 @@ class Worker(Calls):
                 io,
                 self._on_unavailable,
                 self._environment,
+                None if self._shared is None else self._shared.reading_fd,
             )
             bundle = self.registry.bundle
             shelf = self._shelf = BundleShelf(self._folder.path / "bundles", self._pool.retire_bundle)
@@ -335,6 +344,9 @@ class Worker(Calls):
             await self._io.close()
         if self._shelf is not None:
             await self._shelf.wait_idle()  # a start that was under way may still write
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
@@ -432,7 +444,7 @@ class Worker(Calls):
         self._spec(asked.name)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
         plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=False, binary=binary, nan=nan)
-        call = NewCall(0, view[asked.name], asked.args, strings, view.refusal)
+        call = NewCall(0, view[asked.name], asked.args, strings, view.refusal or self._keep_shared(plan, asked.args))
         single = SingleCall(self._running(), plan, view, call, self._on_run_end, on_event, capture=capture)
         self._pin(single, view)
         self._runs.add(single)
@@ -495,6 +507,29 @@ class Worker(Calls):
             run.stop(StopReason.CANCELLED)
             if timer is not None:
                 timer.cancel()
+
+    def shared(self, value: T) -> Shared[T]:
+        """Keep a large value that many calls read, and give what stands for it in their arguments, at any depth.
+
+            with worker.shared(matrix) as shared:
+                async for result in worker.map(score, ({"row": row, "matrix": shared} for row in rows)):
+                    ...
+
+        It is copied once, now, into memory that every executor of this worker can read, whoever's calls it runs, and
+        none can write. A function gets an array as a view of that memory, which cannot be written to; anything else
+        is made once in each executor, by the parameter's type, and the same object is given to each of its calls.
+        The value goes when the Shared was closed, or is held by nobody, and no call or map that was given it is left.
+        Raises UsageError for a value that cannot cross, and above `shared_bytes_max`.
+        """
+        self._running()
+        if self._shared is None:
+            raise UsageError("this worker shares no values: it is closed, or shared_bytes_max is 0")
+        return self._shared.add(value)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that shared values take up."""
+        return 0 if self._shared is None else self._shared.used_bytes
 
     async def map_frame(
         self, function: str | Callable[..., Any], frame: Frame, *, into: str = "output", **options: Any
@@ -689,6 +724,10 @@ class Worker(Calls):
             return None
         return (digest, *found)
 
+    def _keep_shared(self, plan: TaskPlan, args: bytes) -> CallFailure | None:
+        """What is shared in these arguments stays until the task has ended."""
+        return None if self._shared is None else self._shared.use(plan.task_id, args)
+
     def _pin(self, run: TaskRun | SingleCall, view: CodeView) -> None:
         """The task's code stays until the task has ended."""
         assert self._shelf is not None
@@ -734,6 +773,7 @@ class Worker(Calls):
             on_event=on_event,
             capture=capture,
             on_end=self._on_run_end,
+            keep_shared=lambda run, args: self._keep_shared(run.plan, args),
         )
         self._pin(run, view)
         return run
@@ -795,6 +835,8 @@ class Worker(Calls):
 
     def _on_run_end(self, run: TaskRun | SingleCall) -> None:
         self._runs.discard(run)
+        if self._shared is not None:
+            self._shared.end_use(run.plan.task_id)
         view = self._pinned.pop(run, None)
         if view is not None and self._shelf is not None:
             self._shelf.unpin(view.digest)
