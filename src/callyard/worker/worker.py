@@ -140,6 +140,8 @@ class Worker(Calls):
         self._io_config = io if isinstance(io, IoConfig) else IoConfig.from_mapping(io or {})
         self._io: IoHub | None = None
         self._shared: SharedMemory | None = None
+        self._no_shared = "this worker shares no values: shared_bytes_max is 0"
+        """Why there is none."""
         """None: not started, closed, or the settings want none."""
         self._shelf: BundleShelf | None = None
         self._view = CodeView(self.registry.bundle.digest, {})
@@ -202,7 +204,10 @@ class Worker(Calls):
             )
             if self.config.shared_bytes_max:
                 size = self.config.shared_bytes_max
-                self._shared = SharedMemory(size, self._folder.path, sealed=bool(self._confined))
+                try:
+                    self._shared = SharedMemory(size, self._folder.path, sealed=bool(self._confined))
+                except OSError as error:  # a kernel without such seals, or a limit on the size of files
+                    self._no_shared = f"this system gives no memory to share with executors: {error}"
             self._pool = Pool(
                 self.config,
                 spawners,
@@ -523,7 +528,7 @@ class Worker(Calls):
         """
         self._running()
         if self._shared is None:
-            raise UsageError("this worker shares no values: it is closed, or shared_bytes_max is 0")
+            raise UsageError(self._no_shared)
         return self._shared.add(value)
 
     @property

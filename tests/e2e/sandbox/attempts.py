@@ -270,7 +270,8 @@ def link_out_of_tmp(targets: dict[str, Any]) -> str:
 
 @attempt
 def inherited_descriptors(targets: dict[str, Any]) -> str:
-    """Whatever leads to a file of this machine; pipes, the link, its arena and the executor's own are none."""
+    """Whatever leads to a file of this machine; pipes, the link, the memory that values go by, and the executor's own are
+    none."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -282,6 +283,7 @@ def inherited_descriptors(targets: dict[str, Any]) -> str:
             "pipe:",
             "anon_inode:",
             "/memfd:callyard-arena",
+            "/memfd:callyard-shared",
             "/dev/null",
             "/proc/",
             "/usr/",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import errno
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -248,3 +249,16 @@ def test_an_executor_shares_nothing() -> None:
     value = encode_crossing([Shared(SharedPlace(1, 0, 3), quiet)])
     with pytest.raises(ProtocolError, match="only a worker shares"):
         check_value(value)
+
+
+async def test_a_system_without_such_memory_refuses_shared_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callyard.worker.worker.SharedMemory", refuse_memory)
+    async with open_worker() as worker:
+        assert await worker.call("text", {"words": "two"}) == 3
+        with pytest.raises(UsageError, match=r"no memory to share with executors: .*Invalid argument"):
+            worker.shared(b"x")
+        assert worker.shared_bytes == 0
+
+
+def refuse_memory(*_: object, **__: object) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
