@@ -270,8 +270,8 @@ def link_out_of_tmp(targets: dict[str, Any]) -> str:
 
 @attempt
 def inherited_descriptors(targets: dict[str, Any]) -> str:
-    """Whatever leads to a file of this machine; pipes, the link, the memory that values go by, and the executor's own are
-    none."""
+    """Whatever leads to a file of this machine; pipes, the link, the memory that values go by and the executor's own
+    are none."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
