@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
 from callyard.errors import UsageError
 from callyard.worker.loop_thread import LoopThread
 
+T = TypeVar("T")
 WAIT_S = 30.0
 
 
@@ -26,6 +28,9 @@ class Held:
             self.ending.start()
             self._thread._thread.join(0.5)  # it must not end; where it does, it does so at once
         self._loop.call_soon_threadsafe(callback)
+
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return self._loop.create_task(work)
 
 
 def test_what_is_given_to_it_while_it_ends_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
