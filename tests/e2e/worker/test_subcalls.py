@@ -98,6 +98,11 @@ def spreads(n: int) -> list[int]:
 
 
 @function
+def spreads_naps(n: int) -> list[float]:
+    return call_many(naps, [[60.0]] * n, spread=True)
+
+
+@function
 def where(n: int) -> int:
     sleep(0.2)
     return os.getpid()
@@ -378,7 +383,7 @@ async def test_progress_log_and_output_arrive_while_a_call_runs(path: Path) -> N
 async def test_a_parent_s_end_takes_its_subcalls_along(path: Path) -> None:
     async with Worker(path, executors=2) as worker:
         with pytest.raises(CallError, match="deadline"):
-            await worker.call("spreads", {"n": 1_000}, deadline_ms=300)
+            await worker.call("spreads_naps", {"n": 1_000}, deadline_ms=300)
         assert await worker.call("chain", {"depth": 3}) == 3
         worker._running().check_invariants()
         assert worker.statistics().calls == 0
