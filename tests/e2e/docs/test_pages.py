@@ -40,7 +40,8 @@ def test_readme_tour(tmp_path: Path) -> None:
     functions, script, agent = blocks("README.md", "python")
     (tmp_path / "prices.py").write_text(functions)
     (tmp_path / "orders.csv").write_text(blocks("README.md", "text")[0])
-    listed, called, ran, shown = (shell(command, tmp_path) for command in commands("README.md"))
+    *first, again = commands("README.md")
+    listed, called, ran, shown = (shell(command, tmp_path) for command in first)
     assert "total(item: str, cents: int, quantity: int = 1)" in listed.stdout
     assert "idempotent" in listed.stdout
     assert msgspec.json.decode(called.stdout) == {"item": "tea", "total": 250}
@@ -50,6 +51,12 @@ def test_readme_tour(tmp_path: Path) -> None:
     assert [result["ok"] for result in results] == [True, True, False, False]
     assert [result["error"]["kind"] for result in results[2:]] == ["internal", "schema"]  # type: ignore[index]
     assert shown.stdout.count('"ok":false') == 2
+    mended = (tmp_path / "orders.csv").read_text().replace("80,-1", "80,1").replace("twelve", "12")
+    (tmp_path / "orders.csv").write_text(mended)
+    rerun = shell(again, tmp_path)
+    assert rerun.returncode == 0, rerun.stderr
+    assert "2 calls: 2 ok, 0 failed" in rerun.stderr
+    assert [result["ok"] for result in lines_of(tmp_path / "totals.jsonl")] == [True] * 4
     (tmp_path / "main.py").write_text(script)
     done = shell(f"{sys.executable} main.py", tmp_path)
     assert done.stdout == "0 {'item': 'tea', 'total': 250}\n1 {'item': 'salt', 'total': 80}\n"
