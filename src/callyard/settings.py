@@ -16,6 +16,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from datetime import date, time
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -173,7 +174,8 @@ class Setting:
 
     def _refuse(self, value: object, shown: str) -> UsageError:
         expected = f"one of {', '.join(self.choices)}" if self.kind is Kind.CHOICE else _EXPECTED[self.kind]
-        return UsageError(f"{shown} must be {expected}, got {value!r}")
+        got = type(value).__name__ if self.kind is Kind.TABLE else repr(value)  # variables of processes may be secret
+        return UsageError(f"{shown} must be {expected}, got {got}")
 
 
 def shorten(name: str) -> str:
@@ -265,13 +267,20 @@ def names_of(settings: Mapping[str, Setting]) -> dict[str, str]:
 
 def read_table(settings: Mapping[str, Setting], table: Mapping[str, Any], where: tuple[str, ...]) -> dict[str, Any]:
     """A table of TOML. Raises Misfit for what is no setting, is there twice, or does not fit."""
-    names = names_of(settings)
+    return read_named(names_of(settings), table, where, lambda name, value, shown: settings[name].read(value, shown))
+
+
+def read_named(
+    names: Mapping[str, str], table: Mapping[str, Any], where: tuple[str, ...], read: Callable[[str, Any, str], Any]
+) -> dict[str, Any]:
+    """The same by any `names`. `read` is given the setting's name, the value, and the name as it is written; the place
+    of what does not fit starts from there."""
     values: dict[str, Any] = {}
     for written, value in table.items():
         name = find_name(written, names, where)
         if name in values:
             raise Misfit((*where, written), f"{'.'.join((*where, written))} is there twice: {name} is the same setting")
-        values[name] = within((*where, written), partial(settings[name].read, value, written))
+        values[name] = within((*where, written), partial(read, name, value, written))
     return values
 
 
@@ -388,6 +397,8 @@ def show_toml(value: Any, kind: Kind | None = None) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return f'"{show_amount(value, kind)}"' if kind in (Kind.DURATION, Kind.SIZE) and value else f"{value:_}"
+    if isinstance(value, float | date | time):
+        return repr(value) if isinstance(value, float) else value.isoformat()
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{show_key(name)} = {show_toml(one)}" for name, one in value.items()) + " }"
     if isinstance(value, list | tuple):

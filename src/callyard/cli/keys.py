@@ -19,6 +19,7 @@ from callyard.functions.target import find_target
 from callyard.serve.config import MEMORY, SQLITE, ServeConfig, default_state_dir
 from callyard.serve.keys import KeyView, list_keys, resolve_key, scope_of, view_of
 from callyard.serve.state_folder import KEYS_FILE, folders_of
+from callyard.worker.settings_file import find_settings_file
 from callyard.yard import run_sync
 
 LOOKED_AT: Final = 10_000
@@ -26,9 +27,11 @@ LOOKED_AT: Final = 10_000
 
 
 class Place:
-    """Where the keys of a server are. Raises UsageError."""
+    """Where the keys of a server are. `config`: the settings file that was named; None: the one that the server finds.
+    Raises UsageError."""
 
     def __init__(self, target: str | None, state_dir: Path | None, config: Path | None) -> None:
+        config = config or find_settings_file(target)
         settings = ServeConfig() if config is None else ServeConfig.read(config)
         self.audit_file = settings.audit_file
         folder = state_dir or settings.state_dir

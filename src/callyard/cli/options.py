@@ -14,6 +14,7 @@ from callyard.cli.help import EXIT_USAGE
 from callyard.cli.quantities import (
     PoolSize,
     parse_duration_ms,
+    parse_executors,
     parse_level,
     parse_nan,
     parse_pool,
@@ -45,6 +46,8 @@ OPTIONS: Final[Mapping[str, str]] = {
     "pools": "--pool",
 }
 """Settings of the worker that have an option of their own."""
+ONE_EXECUTOR: Final[Mapping[str, Any]] = {"executor_count": 1, "spare_executors": 0}
+"""What a command settles that needs no second process."""
 
 Budget = Annotated[
     int | None,
@@ -64,6 +67,17 @@ NanChoice = Annotated[
         metavar="refuse|null",
         help="NaN and infinities in a result, which JSON has not: the call's failure, or null.",
         rich_help_panel=STOPPING,
+    ),
+]
+Executors = Annotated[
+    int | None,
+    typer.Option(
+        "--executors",
+        "-x",
+        parser=parse_executors,
+        metavar="N",
+        help="Executor processes. Default: the CPUs this process may use.",
+        rich_help_panel=EXECUTORS,
     ),
 ]
 Include = Annotated[

@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from callyard.cli.setup import Settings
 from callyard.dispatch.exporters.masking import MASK, is_secret
 from callyard.serve.config import SERVE_SETTINGS, ServeConfig
-from callyard.settings import Layer, Setting, show_key, show_toml
+from callyard.serve.tokens import table_lines
+from callyard.settings import Given, Layer, Setting, show_key, show_toml
 from callyard.worker.config import POOL_SETTINGS, WORKER_SETTINGS, PoolConfig
 from callyard.worker.settings_file import SettingsFile
 
@@ -31,7 +34,12 @@ def show_worker(settings: Settings) -> str:
 
 def show_serve(settings: Settings, serve: ServeConfig, given: Layer) -> str:
     """The same, and the table serve. `given`: by the command line."""
-    lines = [*_worker_lines(settings), "", *_serve_lines(settings.found.file, serve, given)]
+    file = settings.found.file
+    of_server = {
+        name: Given(value, _serve_origin(name, file, given) if name in SERVE_SETTINGS else "callyard serve")
+        for name, value in serve.worker_defaults.items()
+    }
+    lines = [*_worker_lines(settings.over(of_server)), "", *_serve_lines(file, serve, given)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -63,19 +71,21 @@ def _pool_lines(name: str, pool: PoolConfig, settings: Settings) -> Iterator[str
 
 def _serve_lines(file: SettingsFile | None, serve: ServeConfig, given: Layer) -> Iterator[str]:
     yield "[serve]"
-    in_file = {} if file is None else file.tables.get("serve", {})
     for name, one in SERVE_SETTINGS.items():
-        origin = DEFAULT
-        if name in given:
-            origin = given[name].origin
-        elif file is not None and (name in in_file or one.short_name in in_file):
-            origin = file.origin("serve", name)
-        yield _line(one, getattr(serve, name), origin)
-    for name, token in serve.tokens.items():
-        yield f"[serve.tokens.{show_key(name)}]  # {'' if file is None else file.path}"
-        yield f'hash = "{MASK}"'
-        yield f"tenant = {show_toml(token.caller.tenant)}"
-        yield f"tools = {show_toml(token.caller.tools)}"
+        yield _line(one, getattr(serve, name), _serve_origin(name, file, given))
+    for token in serve.tokens.values():
+        caller = msgspec.structs.replace(token.caller, claims=mask(token.caller.claims))
+        head, *lines = table_lines(MASK, caller)
+        yield f"{head}  # {'' if file is None else file.path}"
+        yield from lines
+
+
+def _serve_origin(name: str, file: SettingsFile | None, given: Layer) -> str:
+    if name in given:
+        return given[name].origin
+    if file is None or not {name, SERVE_SETTINGS[name].short_name} & file.tables.get("serve", {}).keys():
+        return DEFAULT
+    return file.origin("serve", name)
 
 
 def _line(one: Setting, value: Any, origin: str) -> str:

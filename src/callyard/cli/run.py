@@ -302,7 +302,7 @@ def show_summary(
     file_run: FileRun | None,
 ) -> None:
     """Calls, failures that are alike with an example each, time, rate, peak memory."""
-    count = "1 call" if summary.calls == 1 else f"{summary.calls:,} calls"
+    count = _count(summary.calls, "call")
     if options.dry_run:
         count = f"dry run, nothing was called: {count}"
     cancelled = f", {tally.cancelled:,} cancelled" if tally.cancelled else ""

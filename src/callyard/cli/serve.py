@@ -57,9 +57,10 @@ class ServeOptions:
         """File, then options. Raises UsageError."""
         from callyard.serve.config import ServeConfig
 
-        config = ServeConfig() if self.config is None else ServeConfig.read(self.config, self.settings)
         if self.config is None:
-            config = config.with_settings(**self.settings)
+            config = ServeConfig().with_settings(**self.settings)
+        else:
+            config = ServeConfig.read(self.config, self.settings)
         return config if self.setup.io is None else config.with_settings(io=read_io(self.setup.io))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -108,6 +108,11 @@ class Settings:
     """Each setting that is not the worker's default, and where it came from."""
     found: Found
     io: IoConfig | None
+
+    def over(self, beneath: Layer) -> Settings:
+        """The same, where `beneath` decides what nothing else does."""
+        given = {**beneath, **self.given}
+        return replace(self, config=WorkerConfig(**{name: one.value for name, one in given.items()}), given=given)
 
 
 def _below_worker(pair: str) -> str:

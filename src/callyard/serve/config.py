@@ -42,6 +42,7 @@ from callyard.settings import (
     Setting,
     find_name,
     names_of,
+    read_named,
     read_pairs,
     setting,
     settings_of,
@@ -58,6 +59,8 @@ MIB: Final = 1_024 * KIB
 BYTES_MAX: Final = 1 << 40
 MEMORY: Final = "memory"
 SQLITE: Final = "sqlite"
+EXECUTOR_NICE: Final = 5
+"""Executors step back behind the loop, so that health and refusals are answered while all of them compute."""
 
 
 class Address(NamedTuple):
@@ -214,9 +217,14 @@ class ServeConfig:
             tenant_bytes=self.tenant_bytes,
         )
 
+    @property
+    def worker_defaults(self) -> dict[str, Any]:
+        """Settings of the worker that are the server's where nothing else says them."""
+        return {"drain_deadline_ms": self.drain_deadline_ms, "executor_nice": EXECUTOR_NICE}
+
     def worker_config(self, environ: Mapping[str, str], **given: Any) -> WorkerConfig:
         """The file's settings, then the environment's, then those that were given. Raises UsageError."""
-        file = {"drain_deadline_ms": self.drain_deadline_ms, **self.worker, "pools": self.pools}
+        file = {**self.worker_defaults, **self.worker, "pools": self.pools}
         if self.pools and "pools" in given:
             given["pools"] = {**self.pools, **given["pools"]}
         return WorkerConfig.from_environment(environ, file=file, **given)
@@ -253,18 +261,13 @@ Reader = Callable[..., Any]
 
 
 def _read_serve(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    names = {**names_of(SERVE_SETTINGS), "tokens": "tokens"}
-    settings: dict[str, Any] = {}
-    for written, value in table.items():
-        name = find_name(written, names, ("serve",))
-        if name in settings:
-            raise Misfit(("serve", written), f"serve.{written} is there twice: {name} is the same setting")
+    def read(name: str, value: Any, written: str) -> Any:
         if name == "tokens":
-            settings["tokens"] = _read_tokens(value)
-        else:
-            read = partial(_SPECIAL[name], base=base) if name in _SPECIAL else SERVE_SETTINGS[name].read
-            settings[name] = within(("serve", written), partial(read, value, f"serve.{written}"))
-    return settings
+            return _read_tokens(value)
+        shown = f"serve.{written}"
+        return _SPECIAL[name](value, shown, base=base) if name in _SPECIAL else SERVE_SETTINGS[name].read(value, shown)
+
+    return read_named({**names_of(SERVE_SETTINGS), "tokens": "tokens"}, table, ("serve",), read)
 
 
 def read_serve_pairs(pairs: Iterable[str], option: str) -> dict[str, Given]:
@@ -275,6 +278,8 @@ def read_serve_pairs(pairs: Iterable[str], option: str) -> dict[str, Given]:
         if name not in _SPECIAL:
             return one.parse(text, shown)
         value = one.parse(text, shown) if one.kind is Kind.LIST else text
+        if name == "http":
+            value = {"true": True, "false": False}.get(text, text)  # as in the file
         return _SPECIAL[name](value, shown, base=Path.cwd())
 
     return read_pairs(names_of(SERVE_SETTINGS), pairs, option, parse)
@@ -282,17 +287,16 @@ def read_serve_pairs(pairs: Iterable[str], option: str) -> dict[str, Given]:
 
 def _read_tokens(value: Any) -> dict[str, HashedToken]:
     if not isinstance(value, Mapping):
-        raise Misfit(("serve", "tokens"), "serve.tokens must be tables: [serve.tokens.NAME]")
+        raise UsageError("serve.tokens must be tables: [serve.tokens.NAME]")
     tokens: dict[str, HashedToken] = {}
     names: dict[bytes, str] = {}
     for name, table in value.items():
-        at = ("serve", "tokens", name)
         if not isinstance(table, Mapping):
-            raise Misfit(at, f"serve.tokens.{name} must be a table: [serve.tokens.{name}]")
-        token = tokens[name] = within(at, partial(read_token, name, table))
+            raise Misfit((name,), f"serve.tokens.{name} must be a table: [serve.tokens.{name}]")
+        token = tokens[name] = within((name,), partial(read_token, name, table))
         other = names.setdefault(token.digest, name)
         if other != name:
-            raise Misfit((*at, "hash"), f"serve.tokens.{name} is the same token as serve.tokens.{other}")
+            raise Misfit((name, "hash"), f"serve.tokens.{name} is the same token as serve.tokens.{other}")
     return tokens
 
 

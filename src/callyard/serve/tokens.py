@@ -22,7 +22,7 @@ from callyard.errors import UsageError
 from callyard.ids import Tenant
 from callyard.policy.rate import Rate
 from callyard.serve.gateway import Caller
-from callyard.settings import Misfit, suggest
+from callyard.settings import Misfit, show_toml, suggest
 
 PREFIX: Final = "cy_"
 """What a token begins with, so that a scanner for secrets knows one when it sees it."""
@@ -164,21 +164,23 @@ def check_token_name(name: str) -> None:
 
 def show_table(token: str, caller: Caller) -> str:
     """The TOML table that lets this token in; the token itself is not in it."""
+    return "".join(f"{line}\n" for line in table_lines(f"sha256:{hash_token(token).hex()}", caller))
+
+
+def table_lines(hashed: str, caller: Caller) -> list[str]:
+    """Of such a table. `hashed`: what stands for the token in it."""
     lines = [
         f"[serve.tokens.{caller.token}]",
-        f'hash = "sha256:{hash_token(token).hex()}"',
-        f"tenant = {_show(str(caller.tenant))}",
-        f"tools = [{', '.join(_show(glob) for glob in caller.tools)}]",
+        f"hash = {show_toml(hashed)}",
+        f"tenant = {show_toml(caller.tenant)}",
+        f"tools = {show_toml(caller.tools)}",
     ]
     if caller.owner:
-        lines.append(f"owner = {_show(caller.owner)}")
+        lines.append(f"owner = {show_toml(caller.owner)}")
     if caller.rate:
-        lines.append(f"rate = {_show(caller.rate)}")
+        lines.append(f"rate = {show_toml(caller.rate)}")
     if caller.running_max is not None:
         lines.append(f"running_max = {caller.running_max}")
-    return "\n".join(lines) + "\n"
-
-
-def _show(text: str) -> str:
-    """A TOML basic string: JSON's own form is one for printable text."""
-    return msgspec.json.encode(text).decode()
+    if caller.claims:
+        lines.append(f"claims = {show_toml(caller.claims)}")
+    return lines

@@ -88,8 +88,9 @@ class PoolConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("executors", "executors_max", "spare_executors", "environment"):
-            POOL_SETTINGS[name].check(getattr(self, name), f"{name} of a pool")
+        for name, one in POOL_SETTINGS.items():
+            if not one.is_optional:  # the others are checked as the worker's
+                one.check(getattr(self, name), f"{name} of a pool")
         environment: Mapping[Any, Any] = self.environment
         for name, value in environment.items():
             is_text = isinstance(name, str) and isinstance(value, str)
@@ -309,7 +310,7 @@ class WorkerConfig:
     def _check_pool(self, name: str, pool: PoolConfig) -> None:
         check_named_pool(name)
         if not isinstance(pool, PoolConfig):
-            raise UsageError(f"pool {name!r} must be a PoolConfig, got {pool!r}")
+            raise UsageError(f"pool {name!r} must be a PoolConfig, got {type(pool).__name__}")
         try:
             own = self.of_pool(PoolName(name))
         except UsageError as error:
@@ -438,5 +439,5 @@ OF_COMMANDS: Final[Mapping[str, Any]] = {"executor_python": "auto"}
 WORKER_SETTINGS: Final[Mapping[str, Setting]] = settings_of(WorkerConfig)
 """The table: what `Worker(…)`, `--set`, the variables and the settings file take. Source: call-execution X73."""
 POOL_SETTINGS: Final[Mapping[str, Setting]] = settings_of(PoolConfig, WORKER_SETTINGS)
-_OF_POOL: Final = tuple(name for name in POOL_SETTINGS if name in WORKER_SETTINGS and name not in ("executors_max",))
+_OF_POOL: Final = tuple(name for name in POOL_SETTINGS if name in WORKER_SETTINGS and name != "executors_max")
 """Settings that a named pool may have of its own, under the same names."""

@@ -33,6 +33,8 @@ FILE_BYTES_MAX: Final = 1 << 20
 _IN_PYPROJECT: Final = ("tool", "callyard")
 _OF_WORKER: Final = {name: one for name, one in WORKER_SETTINGS.items() if name != "pools"}
 """Pools have a table of their own."""
+_NAMES: Final = {"worker": names_of(_OF_WORKER)}
+"""By table. Of others a name and a short one is all there is."""
 T = TypeVar("T")
 
 
@@ -55,7 +57,7 @@ class SettingsFile:
 
     def origin(self, table: str, name: str) -> str:
         """File and line of a setting, however it is written there."""
-        names = names_of(WORKER_SETTINGS if table == "worker" else {})
+        names = _NAMES.get(table, {})
         own = names.get(name, shorten(name))
         written = next((one for one in self.tables.get(table, {}) if names.get(one, shorten(one)) == own), name)
         line = find_line(self.text, (*self.prefix, table, written))

@@ -84,6 +84,16 @@ def test_what_does_not_fit(project: Path, words: list[str], says: str) -> None:
     assert says in done.err
 
 
+@pytest.mark.parametrize("command", ["call", "list"])
+def test_a_command_that_needs_one_executor_has_one(project: Path, command: str) -> None:
+    refused = run(command, "src/f.py", "--set", "executors=2", cwd=project)
+    assert refused.status == 2
+    assert f"--set executors: that is settled by callyard {command}" in refused.err
+    shown = run(command, "src/f.py", "--print-config", cwd=project, env={"CALLYARD_EXECUTOR_COUNT": "2"})
+    assert f"executor_count = 1  # callyard {command}\n" in shown.out
+    assert f"spare_executors = 0  # callyard {command}\n" in shown.out
+
+
 def test_a_variable_that_is_nearly_one_is_refused(project: Path) -> None:
     done = run("call", "src/f.py:add", "a=1", "b=2", cwd=project, env={"CALLYARD_MAX_RESTRATS": "3"})
     assert done.status == 2
@@ -111,7 +121,7 @@ def test_the_server_s_own_settings(project: Path) -> None:
     lines = done.out.splitlines()
     assert 'deadline_ms = "20s"  # pyproject.toml:2' in lines
     assert 'body_bytes_max = "3MiB"  # --set body_bytes_max' in lines
-    assert 'drain_deadline_ms = "3s"  # --drain' in lines
+    assert lines.count('drain_deadline_ms = "3s"  # --drain') == 2, "the worker drains as long as its server"
     assert 'http = "127.0.0.1:0"  # --set http' in lines
     for words, says in (
         (["--set", "serve.bodymax=1"], "--set: no setting 'bodymax'; did you mean body_max?"),

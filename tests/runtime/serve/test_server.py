@@ -110,6 +110,16 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.requirement("D57")
+@pytest.mark.parametrize(("worker", "nice"), [({}, 5), ({"executor_nice": 0}, 0)])
+async def test_executors_step_back_behind_the_server(target: Path, worker: dict[str, int], nice: int) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    async with started(target, worker=worker) as running:
+        assert (await running.call("version")).ok
+        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in running.children()] == [min(19, own + nice)]
+
+
+
 async def test_a_call_goes_all_the_way_and_a_large_result_is_kept(target: Path) -> None:
     async with started(target, max_result_bytes=2_048) as running:
         assert (await running.call("version")).unwrap() == 1

@@ -30,6 +30,11 @@ def test_call_and_list() -> None:
     assert set(re.findall(r"--[a-z-]+", listing)) == options_of("list")
 
 
+def test_doctor() -> None:
+    paragraph = PAGE.partition("\n`doctor` takes")[2].partition("\n\n")[0]
+    assert set(re.findall(r"--[a-z-]+", paragraph)) | {"--debug"} == options_of("doctor")
+
+
 def test_mcp_config() -> None:
     table = PAGE.partition("## `mcp-config`")[2].partition("\n## ")[0]
     first_cells = re.findall(r"^\| (`--.*?) \|", table, re.MULTILINE)

@@ -177,6 +177,34 @@ def test_what_is_printed_is_a_settings_file_that_says_the_same(target: Path, tmp
     assert set(SettingsFile.load(again).pools) == {"gpu", "big"}
 
 
+@pytest.mark.requirement("D57")
+@pytest.mark.parametrize("worker", ["", "drain_deadline = '9s'\n"])
+def test_what_is_printed_of_a_server_is_what_its_worker_gets(target: Path, worker: str) -> None:
+    file = target.parent / "callyard.toml"
+    file.write_text(f"[serve]\ndrain_deadline = '5s'\n[worker]\nmax_restarts = 3\n{worker}[pools.gpu]\nexecutors = 2\n")
+    serve = ServeConfig.read(file)
+    printed = show_serve(Setup().read(target, {}), serve, {})
+    again = target.parent / "again.toml"
+    again.write_text(printed)
+    assert ServeConfig.read(again).worker_config({}) == serve.worker_config({})
+    assert "executor_nice = 5  # callyard serve\n" in printed
+    assert ('drain_deadline_ms = "9s"' if worker else 'drain_deadline_ms = "5s"  # callyard.toml:2') in printed
+
+
+def test_what_a_token_allows_is_printed(target: Path) -> None:
+    file = target.parent / "callyard.toml"
+    table = "tenant = 'acme'\ntools = ['read_*']\nowner = 'o'\nrate = '10/s'\nrunning_max = 5\n"
+    secret = "claims = { role = 'clerk', share = 0.5, api_key = 'sesame' }\n"
+    file.write_text(f"[serve.tokens.ci]\nhash = 'sha256:{'0' * 64}'\n{table}{secret}")
+    printed = show_serve(Setup().read(target, {}), ServeConfig.read(file), {})
+    assert "[serve.tokens.ci]  # callyard.toml\n" in printed
+    assert tomllib.loads(printed)["serve"]["tokens"]["ci"] == {
+        **tomllib.loads(table),
+        "hash": "***",
+        "claims": {"role": "clerk", "share": 0.5, "api_key": "***"},
+    }
+
+
 def test_no_secret_is_printed(target: Path) -> None:
     settings = Setup().read(target, {})
     serve = ServeConfig.read(target.parent / "callyard.toml")

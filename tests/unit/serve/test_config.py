@@ -10,7 +10,7 @@ from callyard.dispatch.dispatcher import Dispatcher
 from callyard.errors import UsageError
 from callyard.functions.registry import Registry
 from callyard.policy.breaker import BreakerPolicy
-from callyard.serve.config import HTTP, Address, ServeConfig, default_state_dir, gateway_of
+from callyard.serve.config import HTTP, Address, ServeConfig, default_state_dir, gateway_of, read_serve_pairs
 from callyard.serve.tokens import read_token
 from callyard.settings import find_line
 
@@ -119,6 +119,13 @@ def test_what_does_not_fit_is_told_with_file_and_line(tmp_path: Path, text: str,
     place = f"{tmp_path / 'serve.toml'}" + ("" if line is None else f":{line}:")
     assert str(wrong.value).startswith(place)
     assert says in str(wrong.value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", HTTP), ("false", None), ("127.0.0.1:1", Address("127.0.0.1", 1))])
+def test_a_pair_says_where_to_listen_as_the_file_does(text: str, value: Address | None) -> None:
+    assert read_serve_pairs([f"http={text}"], "--set")["http"].value == value
+    with pytest.raises(UsageError, match="expected an address"):
+        read_serve_pairs(["http=::1"], "--set")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -39,6 +39,15 @@ def test_what_is_printed_for_the_config_lets_the_token_in_and_does_not_hold_it()
         assert tokens.find_bearer(header) is None
 
 
+def test_any_text_can_stand_in_the_table_that_is_printed() -> None:
+    caller = Caller(
+        tenant=Tenant("t"), token="ci", tools=("a\x7f", "b\n\t\\é", "\N{NO-BREAK SPACE}"), claims={"a b": [1, "x"]}
+    )
+    token = new_token()
+    read = tomllib.loads(show_table(token, caller))["serve"]["tokens"]["ci"]
+    assert read_token("ci", read).caller == caller
+
+
 def test_without_tokens_everybody_is_anonymous() -> None:
     tokens = Tokens()
     assert not tokens.are_asked_for

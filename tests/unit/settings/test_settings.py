@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -201,6 +202,12 @@ def test_what_is_shown_is_read_again() -> None:
         assert (read_duration_ms(text) if kind is Kind.DURATION else read_size_bytes(text)) == value
     shown = show_toml({"a": [1, True, 'x"\\\n'], "b c": {}})
     assert shown == '{ a = [1, true, "x\\"\\\\\\U0000000A"], "b c" = {  } }'
+
+
+def test_every_kind_of_value_that_toml_has_is_shown_as_one_of_its_kind() -> None:
+    text = "a = [1.5, -inf, 1e300]\nb = 2026-11-30T18:00:00.5+01:00\nc = 2026-11-30\nd = 18:00:00\n"
+    table = tomllib.loads(f"{text}e = true\nf = [{{ x = 1 }}]\n")
+    assert tomllib.loads(f"table = {show_toml(table)}")["table"] == table
 
 
 def test_lines_are_found() -> None:

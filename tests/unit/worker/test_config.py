@@ -126,6 +126,8 @@ def test_slots_have_numbers() -> None:
         ({"spare_executors": 1, "environment": {"A": "{slot}"}}, "has no spares"),
         ({"environment": {"A": 1}}, "names and texts"),
         ({"environment": {"A=B": "1"}}, "names and texts"),
+        ({"environment": {"A": "sesame\0"}}, "got 'A': a text$"),
+        ({"environment": "TOKEN=sesame"}, "environment of a pool must be a table, got str$"),
     ],
 )
 def test_what_is_no_pool(wrong: dict, told: str) -> None:
@@ -139,6 +141,8 @@ def test_what_is_no_pool(wrong: dict, told: str) -> None:
         ({"default": PoolConfig()}, "the worker's own"),
         ({"a b": PoolConfig()}, "letters, digits"),
         ({"gpu": 2}, "must be a PoolConfig"),
+        ({"gpu": {"environment": {"TOKEN": "sesame"}}}, "pool 'gpu' must be a PoolConfig, got dict$"),
+        ([PoolConfig(environment={"TOKEN": "sesame"})], "^pools must be a table, got list$"),
         ({"gpu": PoolConfig(sandbox="bwarp")}, "pool 'gpu': sandbox must be one of"),  # type: ignore[arg-type]
         ({"gpu": PoolConfig(sandbox_open_files=-1)}, "pool 'gpu': sandbox_open_files must be from"),
         ({"gpu": PoolConfig(executor_max_inflight=129)}, "at most the worker's, 128"),

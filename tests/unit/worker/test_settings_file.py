@@ -111,6 +111,7 @@ def test_relative_paths_start_from_the_file(tmp_path: Path) -> None:
         ("[pools]\ngpu = 2\n", 2, "pools.gpu must be a table"),
         ("[pools.gpu]\nexecutors = 0\n", 2, "executors must be from 1 to 1024, got 0"),
         ("[pools.gpu]\nexecutor = 1\n", 2, "no setting 'pools.gpu.executor'; did you mean executors"),
+        ("[pools.gpu]\nenvironment = 'TOKEN=sesame'\n", 2, "environment must be a table, got str"),
         ("[pools.gpu]\nenvironment = { A = 1 }\n", 2, "must be names and texts, got 'A': int"),
         ("[pools.'a b']\nexecutors = 1\n", 1, "pool must be 1 to 64 letters"),
         ("[pools.default]\nexecutors = 1\n", 1, "pool 'default' is the worker's own"),

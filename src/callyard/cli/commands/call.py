@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from callyard.cli.options import (
+    ONE_EXECUTOR,
     Audit,
     AuditLogFile,
     Budget,
@@ -81,7 +82,7 @@ def call_command(
             include,
             config=config,
             sets=sets,
-            fixed=("callyard call", {"executor_count": 1, "spare_executors": 0}),
+            fixed=("callyard call", ONE_EXECUTOR),
             executor_python=python,
             start_timeout_ms=start_timeout,
             sandbox=sandbox,

@@ -33,9 +33,8 @@ def keys_list_command(
 
     def work(screen: Screen) -> int:
         from callyard.cli.keys import Place, list_all
-        from callyard.worker.settings_file import find_settings_file
 
-        place = Place(target, state_dir, config or find_settings_file(target))
+        place = Place(target, state_dir, config)
         return list_all(place, screen, unknown=unknown, tenant=tenant, limit=limit, as_json=as_json)
 
     guard(work, debug=debug)
@@ -63,9 +62,8 @@ def keys_resolve_command(
 
     def work(screen: Screen) -> int:
         from callyard.cli.keys import Place, resolve_one
-        from callyard.worker.settings_file import find_settings_file
 
-        place = Place(target, state_dir, config or find_settings_file(target))
+        place = Place(target, state_dir, config)
         return resolve_one(
             place, screen, tenant, tool, key, retry=retry, result=result, audit=calls_log, as_json=as_json
         )

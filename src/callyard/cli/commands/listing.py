@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from callyard.cli.options import (
+    ONE_EXECUTOR,
     Audit,
     AuditLogFile,
     ConfigFile,
@@ -56,7 +57,7 @@ def list_command(
             include,
             config=config,
             sets=sets,
-            fixed=("callyard list", {"executor_count": 1, "spare_executors": 0}),
+            fixed=("callyard list", ONE_EXECUTOR),
             executor_python=python,
             start_timeout_ms=start_timeout,
             sandbox=sandbox,

@@ -15,6 +15,7 @@ from callyard.cli.options import (
     Budget,
     ConfigFile,
     Debug,
+    Executors,
     Include,
     Io,
     LogLevel,
@@ -35,7 +36,6 @@ from callyard.cli.quantities import (
     parse_attempts,
     parse_cache,
     parse_count,
-    parse_executors,
     parse_extra,
     parse_failure_limit,
     parse_names,
@@ -213,17 +213,7 @@ def run_command(
             rich_help_panel=STOPPING,
         ),
     ] = None,
-    executors: Annotated[
-        int | None,
-        typer.Option(
-            "--executors",
-            "-x",
-            parser=parse_executors,
-            metavar="N",
-            help="Executor processes. Default: the CPUs this process may use.",
-            rich_help_panel=EXECUTORS,
-        ),
-    ] = None,
+    executors: Executors = None,
     executor_memory: Annotated[
         int | None,
         typer.Option(

@@ -10,7 +10,6 @@ import typer
 
 from callyard.cli.help import PlainCommand
 from callyard.cli.options import (
-    EXECUTORS,
     GATES,
     SETTINGS,
     STATE,
@@ -19,6 +18,7 @@ from callyard.cli.options import (
     AuditLogFile,
     ConfigFile,
     Debug,
+    Executors,
     Include,
     Io,
     Pools,
@@ -31,7 +31,7 @@ from callyard.cli.options import (
     build_setup,
     guard,
 )
-from callyard.cli.quantities import parse_duration_ms, parse_executors, parse_level, parse_log_format
+from callyard.cli.quantities import parse_duration_ms, parse_level, parse_log_format
 
 if TYPE_CHECKING:
     from callyard.cli.screen import Screen
@@ -141,17 +141,7 @@ def serve_command(
             rich_help_panel=STATE,
         ),
     ] = None,
-    executors: Annotated[
-        int | None,
-        typer.Option(
-            "--executors",
-            "-x",
-            parser=parse_executors,
-            metavar="N",
-            help="Executor processes. Default: the CPUs this process may use.",
-            rich_help_panel=EXECUTORS,
-        ),
-    ] = None,
+    executors: Executors = None,
     include: Include = None,
     python: Python = None,
     start_timeout: StartTimeout = None,
