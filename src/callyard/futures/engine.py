@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures._base import PENDING, RUNNING
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -37,7 +38,8 @@ from callyard.functions.loading import refuse_while_importing
 from callyard.functions.packing import encode_crossing
 from callyard.functions.registry import Registry
 from callyard.futures.errors import ExecutorCrashed
-from callyard.futures.setup import SETUP_FILE, TARGET_MODULE, CodecName, Setup, encode_setup
+from callyard.futures.raised import INITIALIZER_RAISED, VALUE
+from callyard.futures.setup import SETUP_FILE, TARGET_MODULE, Call, CodecName, Setup, encode_setup
 from callyard.futures.window import Window
 from callyard.scheduler import CallResult, StopReason
 from callyard.wire.values import is_packed, split_packed
@@ -47,9 +49,6 @@ from callyard.worker.task_run import SingleCall
 from callyard.worker.worker import Worker
 
 T = TypeVar("T")
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-_VALUE: Final = 0
-_INITIALIZER_RAISED: Final = 2
 
 
 class Codec(Protocol):
@@ -67,7 +66,7 @@ class Codec(Protocol):
 
     def write_call(self, kept: Any) -> bytes: ...
     def read_answer(self, answer: memoryview) -> tuple[int, Any]:
-        """0 and a value, or another tag and an exception. May raise."""
+        """`VALUE` and a value, or another tag and an exception. May raise."""
         ...
 
 
@@ -121,7 +120,7 @@ class PoolPromises:
     def __init__(self, called: Callable[..., Any], calls: int = 1) -> None:
         """`calls`: how many of them are one call here."""
         declared = called.promises if isinstance(called, Function) else None
-        self.idempotent = declared is not None and (declared.idempotent or declared.pure or declared.read_only)
+        self.idempotent = declared is not None and declared.idempotent
         self.budget_ms = (declared.budget_ms or 0) * calls if declared is not None else 0
 
 
@@ -247,7 +246,7 @@ class Engine:
                 continue
             try:
                 written = self.codec.write_call(work.kept)
-            except Exception as error:  # noqa: BLE001 - the user's own: what cannot be pickled is this call's failure
+            except BaseException as error:  # noqa: BLE001 - the user's own: what cannot be pickled is its call's failure
                 _end(work.future, error)
                 continue
             finally:
@@ -255,23 +254,24 @@ class Engine:
             self._begin(self._worker, work, written)
 
     def _begin(self, worker: Worker, work: Work, written: bytes) -> None:
+        self._running.add(work)
         work.size = len(written)
         work.call = worker.begin_call(AskedCall(work.name, encode_crossing([written]), None, work.options))
         self._window.enter(work.size)
-        self._running.add(work)
         work.call.done.add_done_callback(partial(self._on_end, work))
         if work.future.cancelled():  # while it was written
             work.call.stop(StopReason.CANCELLED)
 
     def _on_end(self, work: Work, done: asyncio.Future[CallResult]) -> None:
         self._window.leave(work.size, time.monotonic_ns())
-        self._running.discard(work)
         work.call = None
         try:
             self._settle(work.future, done)
         except BaseException as error:  # noqa: BLE001 - a bug of ours, or SystemExit of a callback
             self._break(error)
             return
+        finally:
+            self._running.discard(work)
         if not self._awake:
             self._awake = True
             asyncio.get_running_loop().call_soon(self._turn)
@@ -291,15 +291,15 @@ class Engine:
             return
         try:
             tag, value = self.codec.read_answer(_answer_of(result))
-        except Exception as unreadable:  # noqa: BLE001 - the user's own: what cannot be unpickled is this call's failure
+        except BaseException as unreadable:  # noqa: BLE001 - the user's own: its call's failure
             _end(future, unreadable)
             return
-        if tag == _INITIALIZER_RAISED:
+        if tag == INITIALIZER_RAISED:
             broken = BrokenProcessPool("the initializer raised, so that no call can run")
             broken.__cause__ = value
             _end(future, broken)
             self._break(broken)
-        elif tag == _VALUE:
+        elif tag == VALUE:
             _end(future, value=value)
         else:
             _end(future, value)
@@ -324,13 +324,15 @@ class Engine:
             self._broken = self._broken or error
             self._closing = self._cancel_all = True
         self._pending += self._inbox
-        for work in (*self._running, *self._pending):
-            broken = BrokenProcessPool(f"the pool broke before this call had ended: {error}")
-            broken.__cause__ = error
-            if work.future.running() or work.future.set_running_or_notify_cancel():
-                _end(work.future, broken)
+        futures = [work.future for work in self._running if not work.future.done()]
+        futures += [work.future for work in self._pending if work.future.set_running_or_notify_cancel()]
         self._inbox.clear()
         self._pending.clear()
+        for future in futures:
+            broken = BrokenProcessPool(f"the pool broke before this call had ended: {error}")
+            broken.__cause__ = error
+            with suppress(BaseException):  # SystemExit of a callback: it is broken already
+                _end(future, broken)
         self._finish_soon()
 
     # --- the worker -----------------------------------------------------------------------------------------------
@@ -347,7 +349,9 @@ class Engine:
             registry = Registry(Bundle(TARGET_MODULE, files, name="PoolExecutor"))
             worker = Worker(registry, executors=self._executors, **self._settings)
             await worker.start()
-        except Exception as error:  # noqa: BLE001 - there is no pool: everybody hears of it
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - there is no pool, maybe by the user's own: everybody hears of it
             self._break(error)
         else:
             self._worker = worker

@@ -21,11 +21,9 @@ from callyard.functions.encoding import ResultMisfit
 from callyard.functions.function import Function
 from callyard.functions.packing import decode_crossing, encode_crossing
 from callyard.functions.raised import text_of
-from callyard.futures.raised import Raised, builtin_exception
+from callyard.futures.raised import INITIALIZER_RAISED, RAISED, VALUE, Raised, builtin_exception
+from callyard.futures.setup import Call
 
-VALUE: Final = 0
-RAISED: Final = 1
-INITIALIZER_RAISED: Final = 2
 DEPTH_MAX: Final = 200
 _INT_MIN: Final = -(1 << 63)
 _INT_MAX: Final = (1 << 64) - 1
@@ -37,8 +35,6 @@ _WHY: Final = {
     memoryview: "a memoryview would arrive as bytes",
     complex: "JSON has no complex numbers",
 }
-
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class JsonCodec:

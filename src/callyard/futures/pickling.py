@@ -22,7 +22,8 @@ from typing import Any, Final
 from callyard.errors import UsageError
 from callyard.executor.budget import CallInterrupted
 from callyard.functions.function import Function
-from callyard.futures.raised import Raised
+from callyard.futures.raised import INITIALIZER_RAISED, RAISED, VALUE, Raised
+from callyard.futures.setup import Call
 
 try:
     import cloudpickle  # type: ignore[import-untyped]
@@ -30,12 +31,7 @@ except ImportError as error:
     raise UsageError("PoolExecutor with codec='pickle' needs cloudpickle: pip install cloudpickle") from error
 
 PROTOCOL: Final = 5
-VALUE: Final = 0
-RAISED: Final = 1
-INITIALIZER_RAISED: Final = 2
 _MAIN: Final = "__main__"
-
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class MainGlobals:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +15,10 @@ from callyard.errors import CallyardError
 from callyard.functions.raised import cut_text, stack_of, text_of
 
 MESSAGE_CHARACTERS_MAX = 64 * 1024
+VALUE: Final = 0
+RAISED: Final = 1
+INITIALIZER_RAISED: Final = 2
+"""What an answer holds: a value, or an exception."""
 
 
 class RemoteTraceback(Exception):

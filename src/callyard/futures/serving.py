@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from callyard.executor.budget import CallInterrupted
 from callyard.functions.loading import importing
 from callyard.futures.raised import skip_frame
-from callyard.futures.setup import Setup, decode_setup
+from callyard.futures.setup import Call, Setup, decode_setup
 
 Apply = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -19,7 +19,7 @@ Apply = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 class ServingCodec(Protocol):
     """What an executor needs of a codec."""
 
-    def read_call(self, call: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]: ...
+    def read_call(self, call: bytes) -> Call: ...
     def write_value(self, value: Any) -> bytes: ...
     def write_raised(self, error: BaseException, *, initializer: bool = False) -> bytes: ...
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
 import msgspec
 
 CodecName = Literal["pickle", "json"]
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function, its arguments, and those that have names."""
 SETUP_FILE: Final = "setup.bin"
 TARGET_MODULE: Final = "callyard_pool_calls"
 """The name under which `target.py` is imported in an executor."""

@@ -32,6 +32,16 @@ class Unwritable(Exception):
         raise RuntimeError("not me")
 
 
+class ExitsWhenWritten:
+    def __reduce__(self) -> NoReturn:
+        raise SystemExit(3)
+
+
+class ExitsWhenRead:
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
 RAISES: dict[str, BaseException] = {
     "value": ValueError("bad", 3),
     "key": KeyError("k"),
@@ -118,6 +128,10 @@ def make_lock() -> Any:
     import threading
 
     return threading.Lock()
+
+
+def make_exiting() -> ExitsWhenRead:
+    return ExitsWhenRead()
 
 
 def pair(value: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -96,6 +96,13 @@ def test_what_cannot_be_pickled_is_that_call_s_failure(pool: PoolExecutor) -> No
     for future in (there, back):
         with pytest.raises(TypeError, match="cannot pickle"):
             future.result(LONG_S)
+    assert pool.submit(f.echo, 1).result(LONG_S) == 1
+
+
+def test_code_that_exits_while_it_is_pickled_is_that_call_s_failure(pool: PoolExecutor) -> None:
+    there, back = pool.submit(f.echo, f.ExitsWhenWritten()), pool.submit(f.make_exiting)
+    for future in (there, back):
+        assert isinstance(future.exception(LONG_S), SystemExit)
     assert pool.submit(f.echo, 1).result(LONG_S) == 1
 
 
@@ -243,6 +250,43 @@ def test_an_initializer_that_raises_breaks_the_pool() -> None:
     with pytest.raises(BrokenProcessPool, match="initializer raised"):
         pool.submit(f.echo, 1)
     pool.shutdown()
+
+
+def test_a_pool_that_cannot_start_breaks() -> None:
+    for cannot in (threading.Lock(), f.ExitsWhenWritten()):
+        pool = PoolExecutor(1, initializer=print, initargs=(cannot,))
+        futures = [pool.submit(f.echo, number) for number in range(3)]
+        for future in futures:
+            error = future.exception(LONG_S)
+            assert isinstance(error, BrokenProcessPool)
+            assert isinstance(error.__cause__, TypeError | SystemExit)
+        pool.shutdown()
+
+
+def test_every_future_ends_when_a_callback_ends_the_loop_s_thread(tmp_path: Path) -> None:
+    """One that was cancelled a moment before too, and callbacks that do the same again."""
+    marked = tmp_path / "marked"
+    pool = PoolExecutor(2)
+    running = pool.submit(f.mark_and_spin, marked)
+    wait_until(marked.exists, "the call has begun")
+    rest: list[Future[Any]] = []
+
+    def leave(_: Future[Any]) -> NoReturn:
+        running.cancel()
+        sys.exit(3)
+
+    first = pool.submit(f.mark_and_sleep, tmp_path / "first", 0.3)
+    rest += [pool.submit(f.mark_and_sleep, tmp_path / "rest", LONG_S) for _ in range(10)]
+    for future in (first, *rest):
+        future.add_done_callback(leave)
+    assert first.result(LONG_S) is None
+    for future in rest:
+        assert isinstance(future.exception(LONG_S), BrokenProcessPool)
+    assert running.cancelled()
+    with pytest.raises(BrokenProcessPool, match="takes no new calls"):
+        pool.submit(f.echo, 1)
+    pool.shutdown()
+    assert not is_alive(int(marked.read_text()))
 
 
 @pytest.mark.requirement("X47")
