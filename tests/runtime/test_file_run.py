@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
+import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,6 +19,8 @@ from callyard.errors import ErrorKind, UsageError
 from callyard.testing.cut_disk import Cut, CutDisk
 from callyard.wire.messages import ExecuteCall
 from callyard.worker import file_run as module
+from callyard.worker import parquet_output
+from callyard.worker.begun import BegunRows
 from callyard.worker.builders import open_source
 from callyard.worker.disk import DISK, Disk
 from callyard.worker.file_run import FileRun, Rerun
@@ -78,16 +84,25 @@ class Place:
         return self.executors.called
 
     async def run(
-        self, rerun: Rerun = FRESH, disk: Disk = DISK, *, function: str = "safe", shape: str = "", stop_at: int = -1
+        self,
+        rerun: Rerun = FRESH,
+        disk: Disk = DISK,
+        *,
+        function: str = "safe",
+        shape: str = "",
+        stop_at: int = -1,
+        batches: int = 2,
     ) -> RunSummary:
-        """From the file to the file, once. Raises what it ends by."""
+        """From the file to the file, once. Raises what it ends by. `batches`: so many are outstanding at once, few
+        enough that the first rows are settled before the last are opened."""
         spawner = Executors()
         spawner.called, spawner.failing = self.executors.called, self.executors.failing
         spawner.on_call = self.executors.on_call
         file_run = FileRun.prepare(self.out, rerun, source=self.rows, disk=disk)
         assert file_run is not None
         try:
-            async with self._make_worker(spawner, batch_rows=4, executor_max_inflight=4) as worker:
+            limits = {"batch_rows": 4, "executor_max_inflight": 4, "max_outstanding_batches": batches}
+            async with self._make_worker(spawner, **limits) as worker:
                 rows, sink = await file_run.begin(worker, open_source(self.rows), function, {"option": shape})
                 run = worker.open_run(function, rows, sink, file_run=file_run)
                 if stop_at >= 0:
@@ -281,6 +296,48 @@ async def test_a_retry_that_is_cut_anywhere_loses_nothing(place: Place, cut: Cut
 
 
 @pytest.mark.requirement("X88")
+@pytest.mark.parametrize("failing", [(), (3, 17, 18, 39)], ids=["whole", "retried"])
+async def test_parts_that_are_cut_anywhere_add_up_to_the_whole(
+    place: Place, monkeypatch: pytest.MonkeyPatch, failing: tuple[int, ...]
+) -> None:
+    """Of Parquet: a part that is not whole never was, and what a retry moves lies beside the journal."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(parquet_output, "PART_ROWS", 16)
+    folder = place.out.parent
+    place.out, place.state = folder / "out.parquet", folder / "out.parquet.state"
+    before = folder / "before"
+    before.mkdir()
+    rerun, again = FRESH, AGAIN
+    if failing:
+        place.executors.failing |= {*failing}
+        await place.run()
+        place.executors.failing.clear()
+        shutil.copytree(place.out, before / place.out.name)
+        shutil.copy(place.state, before)
+        rerun, again = Rerun(retry_failed=True), Rerun(resume=True, retry_failed=True)
+
+    def read() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = parquet.read_table(place.out).to_pylist()
+        return found
+
+    await place.run(rerun)
+    whole = read()
+    assert [(result["index"], result["output"]) for result in whole] == [(row, str(2 * row)) for row in range(ROWS)]
+    for at in range(200):
+        shutil.rmtree(place.out)
+        for file in folder.glob("out.parquet.*"):
+            file.unlink()
+        shutil.copytree(before, folder, dirs_exist_ok=True)
+        gone = await cut_off(place, at, Cut.HALF, rerun)
+        if place.state.exists() or not any(place.out.glob("*.parquet")):
+            await place.run(again)
+        assert read() == whole, at
+        if not gone:
+            return
+    raise AssertionError("the run never came to its end")
+
+
+@pytest.mark.requirement("X88")
 async def test_only_what_failed_or_was_missing_runs_again(place: Place) -> None:
     place.executors.failing |= {2, 5}
     settled = await cut_off_late(place)
@@ -289,6 +346,69 @@ async def test_only_what_failed_or_was_missing_runs_again(place: Place) -> None:
     await place.run(Rerun(resume=True, retry_failed=True))
     assert place.called == Counter([2, 5, *range(settled, ROWS)])
     assert all(result["ok"] for result in place.results)
+    assert place.files == ["out.jsonl"]
+
+
+@pytest.mark.requirement("X88")
+async def test_failed_rows_that_run_again_stand_before_rows_that_were_lost(place: Place) -> None:
+    """The lost ones are known long before the others have run."""
+    place.executors.failing |= {2, 5}
+    settled = 0
+    for at in range(10, 200):  # until some rows are settled, and others were sent
+        place.clear()
+        assert await cut_off(place, at, Cut.NOTHING, function="effect")
+        notes = read_journal(place.state)
+        settled = 0 if notes is None else notes.settled_place[1]
+        if settled >= 8 and notes is not None and notes.opened > settled:
+            break
+    place.executors.failing.clear()
+    await place.run(Rerun(resume=True, retry_failed=True), function="effect")
+    assert [result["index"] for result in place.results] == list(range(ROWS))
+    assert place.results[2]["ok"]
+    assert place.results[5]["ok"]
+    assert {result["index"] for result in place.results if not result["ok"]} >= {settled}
+
+
+class SlowToBegin(Disk):
+    """The first record of a journal takes until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.let_go = threading.Event()
+
+    def replace(self, old: Path, new: Path) -> None:
+        self.begun.set()
+        self.let_go.wait(30)
+        super().replace(old, new)
+
+
+@pytest.mark.requirement("X88")
+async def test_a_run_that_is_cancelled_while_its_journal_is_made_can_go_on(place: Place) -> None:
+    """What it kept of the run before stays: the new journal names it."""
+    place.executors.failing |= {2, 5}
+    await place.run()
+    place.executors.failing.clear()
+    disk = SlowToBegin()
+    running = asyncio.ensure_future(place.run(Rerun(retry_failed=True), disk))
+    assert await asyncio.to_thread(disk.begun.wait, 30)
+    later = threading.Timer(1.0, disk.let_go.set)
+    later.start()
+    running.cancel()
+    await asyncio.wait({running})
+    await asyncio.to_thread(later.join)
+    await place.run(Rerun(retry_failed=True, resume=True))
+    assert [result["output"] for result in place.results] == [2 * row for row in range(ROWS)]
+    assert place.files == ["out.jsonl"]
+
+
+@pytest.mark.requirement("X88")
+async def test_a_run_goes_on_where_begun_rows_cannot_be_noted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(rows: BegunRows, number: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(BegunRows, "_map_file", full)
+    await place.run(function="effect")
+    assert place.called == Counter(range(ROWS))
     assert place.files == ["out.jsonl"]
 
 
@@ -311,7 +431,7 @@ async def test_of_failed_rows_alone_the_missing_ones_stay_missing(place: Place) 
 
 @pytest.mark.requirement("X87", "X88")
 async def test_a_run_that_was_stopped_goes_on(place: Place) -> None:
-    summary = await place.run(stop_at=20)
+    summary = await place.run(stop_at=20, batches=ROWS)
     assert summary.stop_reason is not None
     stopped = [result["index"] for result in place.results if not result["ok"]]
     assert stopped

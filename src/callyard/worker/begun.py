@@ -5,13 +5,15 @@ folder, holds the number of its latest attempt; so whoever finds the folder of a
 that had begun, and not only their numbers. An end is noted before its context can be used again, and a page has room
 for as many marks again as calls can be seated, so a mark is overwritten only after its end is noted here.
 
-A power cut does not spare it. Source: call-execution X62, X64, X88.
+A power cut does not spare it, and where its folder has no room it is given up: then all that may have begun counts as
+begun. Source: call-execution X62, X64, X88.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -29,11 +31,13 @@ _NUMBER_SHIFT: Final = 2
 
 
 class BegunRows:
-    """The table of one run. All methods take some 100 ns; the first of a chunk makes a file, and may raise OSError."""
+    """The table of one run. All methods take some 100 ns; the first of a chunk makes a file."""
 
     def __init__(self, folder: Path, on_first_effect: Callable[[], None]) -> None:
-        """`folder` is made. `on_first_effect` is called before the first effect is noted."""
+        """`folder` is made. `on_first_effect` is called before the first effect is noted. Raises OSError."""
         self._folder = folder
+        self._is_given_up = False
+        """It is in no file: whoever comes after a kill finds no table."""
         folder.mkdir(mode=0o700)
         self._chunks: dict[int, tuple[mmap.mmap, memoryview]] = {}
         self._first_chunk = 0
@@ -65,9 +69,10 @@ class BegunRows:
             self._first_chunk = first
 
     def close(self) -> None:
-        for number in list(self._chunks):
-            self._remove(number)
-        self._folder.rmdir()
+        while self._chunks:
+            _unmap(*self._chunks.popitem()[1])
+        if not self._is_given_up:
+            self._give_up()
 
     def _entries(self, row: int) -> memoryview:
         number = row // CHUNK_ROWS
@@ -76,24 +81,40 @@ class BegunRows:
 
     def _make(self, number: int) -> memoryview:
         size = CHUNK_ROWS * _ENTRY_BYTES
+        try:
+            mapped = mmap.mmap(-1, size) if self._is_given_up else self._map_file(number, size)
+        except OSError:
+            self._give_up()
+            mapped = mmap.mmap(-1, size)
+        view = memoryview(mapped).cast("Q")
+        self._chunks[number] = mapped, view
+        return view
+
+    def _give_up(self) -> None:
+        """In one step: a table that lacks some rows would say that they had not begun. Raises OSError."""
+        gone = self._folder.rename(self._folder.with_name(f"{self._folder.name}.gone"))
+        self._is_given_up = True
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _map_file(self, number: int, size: int) -> mmap.mmap:
         fd = os.open(self._folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, size)  # a full disk is an error here, not a SIGBUS at the first note
             else:
                 os.ftruncate(fd, size)
-            mapped = mmap.mmap(fd, size)
+            return mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        view = memoryview(mapped).cast("Q")
-        self._chunks[number] = mapped, view
-        return view
 
     def _remove(self, number: int) -> None:
-        mapped, view = self._chunks.pop(number)
-        view.release()
-        mapped.close()
+        _unmap(*self._chunks.pop(number))
         (self._folder / str(number)).unlink(missing_ok=True)
+
+
+def _unmap(mapped: mmap.mmap, view: memoryview) -> None:
+    view.release()
+    mapped.close()
 
 
 def read_begun(table: Path, marks: Path, first: int, end: int) -> list[int] | None:

@@ -31,13 +31,13 @@ class Disk:
     def replace(self, old: Path, new: Path) -> None:
         """Give a file the name of another, which goes. The names are on disk."""
         os.replace(old, new)
-        self.sync_folder(new.parent)
+        self.sync_path(new.parent)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
-    def sync_folder(self, path: Path) -> None:
-        """Names that were made or changed in it are on disk."""
+    def sync_path(self, path: Path) -> None:
+        """A file by its name, or of a folder the names that were made or changed in it."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.sync(fd)

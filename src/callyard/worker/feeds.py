@@ -60,7 +60,7 @@ class InlineFeed:
         return Taken(taken, ended=True)
 
     def close(self) -> None:
-        _close(self._rows)
+        close_rows(self._rows)
 
 
 class ThreadFeed:
@@ -122,7 +122,7 @@ class ThreadFeed:
                     hungry, self._hungry = self._hungry, False
                 if hungry:
                     self._wake()
-            _close(self._rows)  # here: a generator that runs cannot be closed by others
+            close_rows(self._rows)  # here: a generator that runs cannot be closed by others
         except BaseException as raised:  # noqa: BLE001  # handed to the task, which raises it where the rows are asked
             error = raised
         with self._lock:
@@ -137,7 +137,8 @@ class ThreadFeed:
             self._closed = True  # the loop is closed: nobody takes rows any more
 
 
-def _close(rows: Iterator[Row]) -> None:
+def close_rows(rows: object) -> None:
+    """Rows that are not read to their end: a generator lets go of its file now."""
     close = getattr(rows, "close", None)
     if close is not None:
         close()

@@ -28,6 +28,7 @@ from callyard.scheduler import CallResult
 from callyard.worker.begun import BegunRows, read_begun
 from callyard.worker.builders import CallSource
 from callyard.worker.disk import DISK, Disk
+from callyard.worker.feeds import close_rows
 from callyard.worker.journal import Journal, Notes, Range, RunHeader, read_boot, read_journal, to_ranges
 from callyard.worker.merged_output import MergedOutput
 from callyard.worker.output_lock import OutputLock
@@ -42,7 +43,7 @@ from callyard.worker.outputs import (
     check_output,
     open_output,
 )
-from callyard.worker.remaining_rows import Ranges, RemainingRows, close_rows
+from callyard.worker.remaining_rows import Ranges, RemainingRows
 from callyard.worker.resume_plan import Plan, Planner
 from callyard.worker.run_folder import RunFolder, find_run_folder
 from callyard.worker.run_input import RunInput
@@ -266,8 +267,7 @@ class FileRun:
         def may_run_again(name: str) -> bool:
             if name not in registry:
                 return True  # it never runs
-            promises = registry.get(name).promises
-            return promises.idempotent or promises.pure
+            return registry.get(name).promises.idempotent
 
         def open_it(existing: Existing, start: Place | None) -> DurableOutput:
             return open_output(
@@ -437,7 +437,7 @@ class FileRun:
         for _, send in waiting:
             send()
 
-    def _note(self, record: Notes) -> None:
+    def _note(self, record: Notes, *, last: bool = False) -> None:
         """From any thread. Raises OutputError."""
         assert self._output is not None
         assert self._header is not None
@@ -448,7 +448,7 @@ class FileRun:
         if self._input is not None and not self._digest_noted and (digest := self._input.digest):
             record.input_digest, self._digest_noted = digest, True
         with self._writing:
-            if self._aborted:
+            if self._aborted and not last:
                 return  # by a thread that was late
             try:
                 if self._journal is None:
@@ -498,6 +498,8 @@ class FileRun:
         """The run failed: keep what there is, and note what had begun. Never raises."""
         if self._working is not None:
             self._working.cancel()
+        with self._writing:  # what a thread writes is to be over: it may be the journal's first record
+            self._aborted = True
         sink, output = self._sink, self._output
         if sink is None or output is None:
             return
@@ -515,9 +517,7 @@ class FileRun:
             table = self._folder.path / _TABLES / self._header.run_id
             begun = read_begun(table, self._folder.path / "marks", first, end)
             record.begun = None if begun is None else tuple(to_ranges(begun))
-            self._note(record)
-        with self._writing:
-            self._aborted = True
+            self._note(record, last=True)
         sink.abort()
 
     def close(self) -> None:

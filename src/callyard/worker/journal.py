@@ -116,7 +116,7 @@ class Notes(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
         return max(self.settled_place[1], self.open_row or 0)
 
 
-_ENCODE: Final = msgspec.json.Encoder(enc_hook=str).encode
+_ENCODE: Final = msgspec.json.Encoder().encode
 _DECODER: Final = msgspec.json.Decoder(Notes)
 
 

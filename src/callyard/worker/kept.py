@@ -54,14 +54,7 @@ class _Error(msgspec.Struct, gc=False):
 _DECODER: Final = msgspec.json.Decoder(Line)
 
 
-class KeptResult(ToldResult, frozen=True, gc=False):
-    """A result that an earlier generation wrote."""
-
-    line: bytes = b""
-    """As it stood there."""
-
-
-def read_result(line: bytes) -> KeptResult:
+def read_result(line: bytes) -> ToldResult:
     """The result that a line says. Raises msgspec.DecodeError."""
     found = _DECODER.decode(line)
     output = bytes(found.output)
@@ -76,7 +69,7 @@ def read_result(line: bytes) -> KeptResult:
     members = [b'"%b":%b' % (name, raw) for name, raw in ((b"id", found.id), (b"args", found.args)) if bytes(raw)]
     printed = None if found.printed is None else Printed(found.printed, found.cut_bytes)
     attempts = 0 if failure is None else failure.attempts
-    return KeptResult(found.index, output or None, failure, attempts, (), printed, b",".join(members), line)
+    return ToldResult(found.index, output or None, failure, attempts, (), printed, b",".join(members))
 
 
 class OldResult(msgspec.Struct):
@@ -160,8 +153,3 @@ def read_kept(path: Path) -> Iterator[tuple[bool, bytes]]:
                 yield line[:1] == STANDS, line[1:]
     except OSError as error:
         raise UsageError(f"cannot read {path}, which the run left: {error.strerror}") from error
-
-
-def index_of(line: bytes) -> int:
-    """Of a line that was read before."""
-    return int(line[len(b'{"index":') : line.index(b",")])

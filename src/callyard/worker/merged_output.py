@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from callyard.scheduler import CallResult
-from callyard.worker.kept import index_of, read_kept
-from callyard.worker.outputs import DurableOutput, OutputSink
+from callyard.worker.kept import read_kept
+from callyard.worker.outputs import DurableOutput, OutputSink, index_of
 
 SPLICED_ROWS: Final = 1_024
 """Kept results that are written in one go."""
@@ -75,13 +75,15 @@ class MergedOutput:
         return self._splice_before(None)
 
     def _comes_before(self, row: int | None) -> bool:
-        if self._lost and (row is None or self._lost[0].index < row):
-            return True
-        return self._next is not None and (row is None or self._next[0] < row)
+        return self._is_lost_before(row) or (self._next is not None and (row is None or self._next[0] < row))
+
+    def _is_lost_before(self, row: int | None) -> bool:
+        return bool(self._lost) and (row is None or self._lost[0].index < row)
 
     def _splice_before(self, row: int | None) -> Iterator[None]:
         while self._comes_before(row):
-            end = self._lost[0].index if self._lost else row
+            is_lost = self._is_lost_before(row)
+            end = self._lost[0].index if is_lost else row
             lines: list[bytes] = []
             while self._next is not None and len(lines) < SPLICED_ROWS and (end is None or self._next[0] < end):
                 _, stands, line = self._next
@@ -90,7 +92,7 @@ class MergedOutput:
                 self._advance()
             if lines:
                 self._output.write_kept(lines)
-            elif self._lost and (row is None or self._lost[0].index < row):
+            elif is_lost:
                 self.lost_results.append(self._lost.popleft())
                 self._write(self.lost_results[-1:])
             yield

@@ -157,7 +157,7 @@ class JsonlOutput:
 
     def write_kept(self, lines: Sequence[bytes]) -> None:
         self._buffer += lines
-        self._took(sum(map(len, lines)), len(lines), _index_of(lines[-1]) + 1 if lines else self._row)
+        self._took(sum(map(len, lines)), len(lines), index_of(lines[-1]) + 1 if lines else self._row)
 
     def _took(self, size: int, lines: int, row: int) -> None:
         self._buffer_bytes += size
@@ -479,7 +479,7 @@ def refuse_to_replace(path: Path, problem: str, them: str, other: str) -> str:
     return f"{text} (in Python: {words})"
 
 
-def _index_of(line: bytes) -> int:
+def index_of(line: bytes) -> int:
     """Of a line that `format_line` made."""
     return int(line[len(b'{"index":') : line.index(b",")])
 

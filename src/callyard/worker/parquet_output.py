@@ -140,11 +140,11 @@ class ParquetOutput:
     def _write_part(self) -> None:
         results, self._results, self._bytes = self._results, [], 0
         table = self._arrow.Table.from_pydict(self._columns(results), schema=self._schema)
-        part = self._folder / f"part-{self._next:06d}.parquet"
+        part = _part(self._folder, self._next)
         partial = part.with_name(f".{part.name}.partial")
         try:
             self._parquet.write_table(table, partial, compression="zstd")
-            _sync_file(self._disk, partial)
+            self._disk.sync_path(partial)
             self._remove_old()
             self._disk.replace(partial, part)
         except (OSError, self._arrow.ArrowException) as error:
@@ -216,7 +216,7 @@ def read_parts(path: Path, first: int, end: int, output_schema: bytes) -> Iterat
     types = _Types(import_arrow("pyarrow", "reading Parquet"), output_schema)
     parquet = import_arrow("pyarrow.parquet", "reading Parquet")
     for number in range(first, end):
-        part = path / f"part-{number:06d}.parquet"
+        part = _part(path, number)
         try:
             rows = parquet.read_table(part).to_pylist()
         except (OSError, types.error) as error:
@@ -261,12 +261,8 @@ def _echo_to_json(name: str, text: str | None) -> str:
     return text
 
 
-def _sync_file(disk: Disk, path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        disk.sync(fd)
-    finally:
-        os.close(fd)
+def _part(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:06d}.parquet"
 
 
 def _number(part: Path) -> int:

@@ -10,8 +10,10 @@ from typing import Final
 from callyard.errors import ErrorKind, Outcome, UsageError, fail
 from callyard.scheduler import CallResult
 from callyard.worker.builders import CallSource, Row
+from callyard.worker.feeds import close_rows
 from callyard.worker.journal import Range
-from callyard.worker.kept import index_of, read_kept
+from callyard.worker.kept import read_kept
+from callyard.worker.outputs import index_of
 from callyard.worker.results import ToldResult
 from callyard.worker.resume_plan import Plan, Promising
 
@@ -129,12 +131,6 @@ class Ranges:
         while self._ranges and self._ranges[0][1] <= row:
             self._ranges.popleft()
         return bool(self._ranges) and self._ranges[0][0] <= row
-
-
-def close_rows(rows: object) -> None:
-    close = getattr(rows, "close", None)
-    if close is not None:
-        close()
 
 
 def _lost_result(row: Row) -> CallResult:

@@ -15,8 +15,8 @@ import msgspec
 from callyard.errors import CallFailure, ErrorKind, Outcome
 from callyard.worker.disk import Disk
 from callyard.worker.journal import Notes, RunHeader
-from callyard.worker.kept import STOPPED, KeptFile, OldResult, index_of, read_kept, read_lines, read_result
-from callyard.worker.outputs import Place
+from callyard.worker.kept import STOPPED, KeptFile, OldResult, read_kept, read_lines, read_result
+from callyard.worker.outputs import Place, index_of
 
 
 class Promising(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from pathlib import Path
 
@@ -76,3 +78,25 @@ def test_it_holds_no_more_than_what_is_under_way(folder: Folder) -> None:
     assert folder.read(0, 5 * CHUNK_ROWS) == [4 * CHUNK_ROWS]
     folder.rows.close()
     assert folder.read(0, 10) is None
+
+
+@pytest.mark.requirement("X88", "X62")
+def test_without_room_there_is_no_table_rather_than_half_of_one(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.rows.bind(0, CallNumber(1))
+    folder.rows.end(0)
+
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    folder.rows.bind(CHUNK_ROWS, CallNumber(2))
+    assert folder.read(0, 2 * CHUNK_ROWS) is None
+    monkeypatch.undo()
+    folder.rows.end(0)
+    folder.rows.bind(2 * CHUNK_ROWS, CallNumber(3))
+    folder.rows.forget_before(CHUNK_ROWS)
+    assert folder.read(0, 3 * CHUNK_ROWS) is None
+    folder.rows.close()
+    assert [path.name for path in folder.table.parent.iterdir()] == ["marks"]
