@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from callyard.errors import ErrorKind, ProtocolError
 from callyard.functions.packing import encode_crossing
-from callyard.ids import CallId, ExecutorId
+from callyard.ids import CallId, ExecutorId, FunctionId, RequestId
 from callyard.wire.arena import GRAIN_BYTES
 from callyard.wire.codec import encode_message
 from callyard.wire.messages import (
@@ -21,14 +22,19 @@ from callyard.wire.messages import (
     ArenaReleasedPayload,
     CallCompleted,
     CallCompletedPayload,
+    CallWaiting,
+    CallWaitingPayload,
     ExecuteCall,
+    ResumeCall,
     Stored,
+    SubcallRequest,
+    WaitKind,
 )
 from callyard.wire.values import to_wire
 from callyard.worker.arena import Arena
 
 from .conftest import MakeWorker
-from .fakes import FakeProcess, FakeSpawner
+from .fakes import FakeProcess, FakeSpawner, begin
 
 HALF = 4 * 1024 * 1024
 LARGE = b'"' + b"x" * (2 * 1024 * 1024) + b'"'
@@ -185,6 +191,18 @@ async def test_arguments_wait_for_room_and_go_with_their_seat(make_worker: MakeW
 
 
 @pytest.mark.requirement("X95")
+@pytest.mark.requirement("X94")
+async def test_arguments_with_binary_parts_share_no_frame(make_worker: MakeWorker) -> None:
+    """Their sidecar is the frame's, also where the function's other calls go together."""
+    spawner = FakeSpawner(answers=lambda process, execute: process.complete(execute))
+    async with make_worker(spawner) as worker:
+        rows = [[1], [b"abc"], [2], [b"abc"]]
+        assert [result.value async for result in worker.map("safe", rows)] == [1] * 4
+        seen = [bytes(execute.payload.args) for execute in spawner.processes[0].executes]
+    assert sorted(seen) == sorted([b"[1]", b"[2]", *[bytes(to_wire(encode_crossing([b"abc"]))[0])] * 2])
+
+
+@pytest.mark.requirement("X95")
 async def test_arguments_that_never_fit_are_refused_at_once(make_worker: MakeWorker) -> None:
     spawner = FakeSpawner()
     async with make_worker(spawner, arena_bytes_max=2 * HALF) as worker:
@@ -195,6 +213,70 @@ async def test_arguments_that_never_fit_are_refused_at_once(make_worker: MakeWor
         "its arguments are a value of 4,194,308 bytes, and the arena holds 4,194,304"
     )
     assert spawner.processes[0].executes == []
+
+
+def ask(process: FakeProcess, execute: ExecuteCall) -> None:
+    """The call makes a subcall."""
+    process.mark(execute)
+    asked = SubcallRequest(FunctionId("effect"), msgspec.Raw(b'["deeper"]'))
+    payload = CallWaitingPayload(WaitKind.SUBCALL, execute.payload.task_id, 1, subcall=asked)
+    process.send(CallWaiting(execute.call_id, RequestId("r"), payload))
+
+
+@pytest.mark.requirement("X95")
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_subcall_s_result_that_finds_no_place_is_told(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """It can never be held, or there is no memory for it: its parent's request fails, and nothing else does."""
+
+    def store(arena: Arena, value: bytes) -> Stored | None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    spawner = FakeSpawner()
+    async with make_worker(spawner, arena_bytes_max=2 * HALF) as worker:
+        call, process, execute = await begin(worker, spawner)
+        ask(process, execute)
+        _, child = await process.wait_executes(2)
+        if is_full:
+            monkeypatch.setattr(Arena, "store", store)
+            in_arena(LARGE)(process, child)
+        else:
+            await asyncio.to_thread(process.complete, child, b'"' + b"x" * HALF + b'"')
+        await process.wait_for(lambda: isinstance(process.received[-1], ResumeCall))
+        resume = process.received[-1]
+        assert isinstance(resume, ResumeCall)
+        error = resume.payload.error
+        assert error is not None
+        assert error.kind == ErrorKind.RESULT
+        why = "no memory for the result: " if is_full else "the result is a value of 4,194,306 bytes, and the arena"
+        assert why in error.message
+        process.complete(execute)
+        assert await call == 1
+
+
+@pytest.mark.requirement("X95")
+async def test_a_subcall_s_result_waits_for_room(make_worker: MakeWorker) -> None:
+    spawner = FakeSpawner()
+    async with make_worker(spawner, arena_bytes_max=2 * HALF) as worker:
+        call = asyncio.ensure_future(worker.call("effect", ["x" * (HALF // 2)]))
+        process = spawner.processes[0]
+        (execute,) = await process.wait_executes(1)
+        assert execute.payload.args_at is not None
+        ask(process, execute)
+        _, child = await process.wait_executes(2)
+        in_arena(LARGE)(process, child)
+        link = next(iter(worker._pool._executors.values())).link
+        await process.wait_for(lambda: link._for_room)
+        assert not any(isinstance(message, ResumeCall) for message in process.received)
+        process.send(ArenaReleased(ArenaReleasedPayload([execute.payload.args_at.grant])))
+        await process.wait_for(lambda: isinstance(process.received[-1], ResumeCall))
+        resume = process.received[-1]
+        assert isinstance(resume, ResumeCall)
+        assert resume.payload.result_at is not None
+        assert resume.payload.result_at.length == len(LARGE)
+        process.complete(execute)
+        assert await call == 1
 
 
 # --- the file -------------------------------------------------------------------------------------------------------

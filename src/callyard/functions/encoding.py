@@ -27,8 +27,8 @@ import pathlib
 import re
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -45,7 +45,10 @@ _NATIVE_LEAVES: Final = (
     *(bytes, bytearray, memoryview, decimal.Decimal, uuid.UUID, msgspec.Raw),
     *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
 )
-_SETLESS: Final = frozenset({*_PLAIN, float, *_NATIVE_LEAVES})
+_DULL: Final = frozenset({*_PLAIN, float, *_NATIVE_LEAVES} - {bytes, bytearray, memoryview})
+"""Types of leaves that `kinds_within` leaves out."""
+_SERIES: Final = (Set, Sequence, collections.deque, collections.abc.ValuesView)
+"""What is an array in JSON, besides lists and tuples."""
 _NATIVE_KEYS: Final = (str, int, float, bytes, decimal.Decimal, enum.Enum, uuid.UUID, *_NATIVE_LEAVES[-4:])
 
 
@@ -71,13 +74,14 @@ class Lifted:
         self.value = value
 
 
-def encode_value(value: object, *, nan_null: bool = False) -> bytes:
+def encode_value(value: object, *, nan_null: bool = False, kinds: Set[type] | None = None) -> bytes:
     """JSON of any supported value, dictionaries in their own order. `nan_null`: NaN and infinities are null.
 
-    Sets are sorted: their own order differs from process to process (call-execution X88). Raises `ResultMisfit`.
+    Sets are sorted: their own order differs from process to process (call-execution X88). `kinds`: by `kinds_within`,
+    for whoever has them already. Raises `ResultMisfit`.
     """
     output = _encode(_ENCODER, value, nan_null)
-    if b"[" not in output or not _holds_set(value):
+    if b"[" not in output or not _has_set(kinds_within(value) if kinds is None else kinds):
         return output
     try:
         return _ENCODER.encode(_with_sorted_sets(value))
@@ -317,35 +321,58 @@ def named_parts(value: Any) -> Iterator[tuple[str, object]]:
             yield name, getattr(value, name)
 
 
-def _holds_set(value: object) -> bool:
-    """Of a value that has JSON, so that it ends. No recursion: it may be as deep as JSON may."""
-    left = [value]
-    while left:
-        value = left.pop()
-        kind = type(value)
-        parts: Iterable[object]
-        if kind is dict:
-            parts = cast(dict[object, object], value).values()
-        elif kind is list or kind is tuple:
-            parts = cast(list[object], value)
-        elif kind in _SETLESS:
-            continue
-        elif isinstance(value, collections.abc.Set):
-            return True
-        elif isinstance(value, Mapping):
-            parts = value.values()
-        elif isinstance(value, list | tuple):
-            parts = value
-        else:
-            parts = [part for _, part in named_parts(value)]
-        if not _SETLESS.issuperset(map(type, parts)):
-            left += parts
-    return False
+def kinds_within(value: object) -> set[type]:
+    """Types of all that stands in a value, but for plain leaves, dicts, lists and tuples. One look for all questions.
+
+    No recursion, and each container once: a value may be deep, or hold itself. Below `LEVELS_MAX` nobody looks, since
+    the encoders refuse it. Raises what the value's own code does.
+    """
+    kinds: set[type] = set()
+    if type(value) in _DULL:
+        return kinds
+    seen: dict[int, object] = {}
+    """By id, and kept until the end, so that no other gets it."""
+    level: list[Any] = [value]
+    for _ in range(LEVELS_MAX + 1):
+        below: list[Any] = []
+        for owner in level:
+            kind = type(owner)
+            parts: Iterable[object]
+            if kind is dict:
+                parts = owner.values()
+            elif kind is list or kind is tuple:
+                parts = owner
+            else:
+                kinds.add(kind)
+                parts = _parts_of(owner)
+            if not _DULL.issuperset(map(type, parts)) and id(owner) not in seen:
+                seen[id(owner)] = owner
+                below += [part for part in parts if type(part) not in _DULL]
+        if not below:
+            break
+        level = below
+    return kinds
+
+
+def _parts_of(value: Any) -> Iterable[object]:
+    """What stands in a value that is no plain container, as the encoders see it."""
+    if type(value) in _NATIVE_LEAVES or isinstance(value, str | bytes):
+        return ()
+    parts = [part for _, part in named_parts(value)]
+    if parts:
+        return parts
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, _SERIES) else ()
+
+
+def _has_set(kinds: Set[type]) -> bool:
+    return any(issubclass(kind, Set) for kind in kinds)
 
 
 def _with_sorted_sets(value: object) -> object:
     """The same for the encoder. What holds a set and is no plain container becomes its canonical JSON."""
-    if not _holds_set(value):
+    if not _has_set(kinds_within(value)):
         return value
     if type(value) is dict:
         return {key: _with_sorted_sets(part) for key, part in value.items()}
@@ -354,7 +381,7 @@ def _with_sorted_sets(value: object) -> object:
     try:
         return msgspec.Raw(_SORTED.encode(value))
     except TypeError:  # parts that have no order of their own, such as None beside True
-        if not isinstance(value, collections.abc.Set):
+        if not isinstance(value, Set):
             return value
         return list(map(msgspec.Raw, sorted(map(_ENCODER.encode, value))))
 
@@ -436,11 +463,11 @@ def _to_encodable(value: Any) -> Any:
         return str(value)
     if is_model(value):
         return value.model_dump()
-    if isinstance(value, collections.abc.Mapping):
+    if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, collections.abc.Set):
+    if isinstance(value, Set):
         return set(value)
-    if isinstance(value, collections.abc.Sequence | collections.abc.ValuesView | collections.deque):
+    if isinstance(value, _SERIES):
         return list(value)
     advice = _advice(value)
     if not advice:

@@ -27,6 +27,7 @@ OnAbandon = Literal["cancel", "finish"]
 OnDisconnect = Literal["stop", "finish"]
 Nan = Literal["refuse", "null"]
 """What NaN and infinities in a result, or in arguments, become: a failure, or null."""
+NANS: Final[tuple[str, ...]] = get_args(Nan)
 Role = Literal["tool", "prompt", "resource", "completer"]
 """What a function is for. A completer is what a `complete=` names and no role of its own: it suggests values."""
 MILLISECONDS_MAX: Final = 30 * 24 * 3_600_000
@@ -43,7 +44,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "isolation": ISOLATIONS,
     "on_abandon": get_args(OnAbandon),
     "on_disconnect": get_args(OnDisconnect),
-    "nan": get_args(Nan),
+    "nan": NANS,
 }
 _SWITCHES: Final = ("idempotent", "pure", "read_only", "exclusive", "preempt")
 _TAGS_MAX: Final = 32

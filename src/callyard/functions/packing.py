@@ -10,7 +10,7 @@ made of it, nothing is unpickled, and each part is a copy of its own. Source: ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from os import urandom
 from typing import Any, Final
 
@@ -24,8 +24,8 @@ from callyard.functions.encoding import (
     encode_canonical,
     encode_value,
     explain_refusal,
+    kinds_within,
     misfit_at,
-    named_parts,
     to_plain,
 )
 from callyard.functions.foreign import NotCrossing, NotReadable
@@ -38,7 +38,6 @@ _BESIDE: Final = frozenset({*_BYTES, Shared})
 _ALIGNED_BYTES: Final = 64
 """Where the parts of a shared value begin: arrays are used where they lie."""
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-_CONTAINERS: Final = (list, tuple, set, frozenset)
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 Buffer = memoryview | bytes | bytearray
@@ -47,15 +46,19 @@ Buffer = memoryview | bytes | bytearray
 def encode_crossing(value: object, *, canonical: bool = False, nan_null: bool = False, aligned: bool = False) -> bytes:
     """A value as it crosses. `canonical`: equal values are equal bytes. `aligned`: it is used where it lies. Raises
     `ResultMisfit`."""
-    if not holds_binary(value):
-        return encode_canonical(value, nan_null=nan_null) if canonical else encode_value(value, nan_null=nan_null)
     try:
-        plain = to_plain(value, canonical=canonical)
+        kinds = kinds_within(value)
+        if not any(map(_is_binary, kinds)):
+            if canonical:
+                return encode_canonical(value, nan_null=nan_null)
+            return encode_value(value, nan_null=nan_null, kinds=kinds)
+        parts: list[Part] = []
+        buffers: list[Buffer] = []
+        rest = _lift(to_plain(value, canonical=canonical), (), parts, buffers)
+    except (MemoryError, ResultMisfit):
+        raise
     except Exception as error:
         raise explain_refusal(value, error) from error
-    parts: list[Part] = []
-    buffers: list[Buffer] = []
-    rest = _lift(plain, (), parts, buffers)
     inner = encode_canonical(rest, nan_null=nan_null) if canonical else encode_value(rest, nan_null=nan_null)
     head = _ENCODE({"value": msgspec.Raw(inner), "parts": parts})
     if aligned:
@@ -64,51 +67,34 @@ def encode_crossing(value: object, *, canonical: bool = False, nan_null: bool = 
 
 
 def holds_binary(value: object) -> bool:
-    """Whether bytes, an array, a table or a Shared stand anywhere in a value. One look at each container's types, in
-    C."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return False
-    return kind in _BESIDE or _holds_binary(value, set())
+    """Whether bytes, an array, a table or a Shared stand anywhere in a value."""
+    return any(map(_is_binary, kinds_within(value)))
 
 
-def _holds_binary(value: Any, seen: set[int]) -> bool:
-    kind = type(value)
-    children: Iterable[Any]
-    if kind is dict:
-        children = value.values()
-    elif kind in _CONTAINERS:
-        children = value
-    elif isinstance(value, bytes | bytearray | memoryview) or foreign.library_of(value) is not None:
-        return True
-    elif isinstance(value, dict):
-        children = dict.values(value)
-    elif isinstance(value, _CONTAINERS):
-        children = list(value)
-    else:
-        children = [part for _, part in named_parts(value)]
-    kinds = set(map(type, children)) - _PLAIN
-    if not kinds:
-        return False
-    if kinds & _BESIDE:
-        return True
-    if id(value) in seen:  # it holds itself: the encoder says so
-        return False
-    seen.add(id(value))
-    return any(_holds_binary(child, seen) for child in children if type(child) not in _PLAIN)
+def _is_binary(kind: type) -> bool:
+    return kind in _BESIDE or issubclass(kind, bytes | bytearray) or foreign.library_of_type(kind) is not None
 
 
 def _lift(node: Any, at: tuple[str | int, ...], parts: list[Part], buffers: list[Buffer]) -> Any:
-    """`node` with null in the place of each binary value, which go to the two lists."""
+    """`node` with null in the place of each binary value, which go to the two lists.
+
+    Loops, since a comprehension is a second frame for each level: there may be `LEVELS_MAX` of them.
+    """
     kind = type(node)
     if kind is dict:
-        if not set(map(type, node.values())) - _PLAIN:
+        if _PLAIN.issuperset(map(type, node.values())):
             return node
-        return {key: _lift(part, (*at, key), parts, buffers) for key, part in node.items()}
+        named = {}
+        for key, part in node.items():
+            named[key] = _lift(part, (*at, key), parts, buffers)
+        return named
     if kind is list or kind is tuple:
-        if not set(map(type, node)) - _PLAIN:
+        if _PLAIN.issuperset(map(type, node)):
             return node
-        return [_lift(part, (*at, index), parts, buffers) for index, part in enumerate(node)]
+        listed = []
+        for index, part in enumerate(node):
+            listed.append(_lift(part, (*at, index), parts, buffers))
+        return listed
     if kind in _BYTES:
         data = node if kind is bytes else memoryview(node).cast("B") if _is_flat(node) else bytes(node)
         parts.append(Part(at, len(data)))

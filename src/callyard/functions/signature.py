@@ -214,12 +214,17 @@ class Invocable:
         """Whether bytes, an array or a table may stand in its results, by its annotation."""
         if self.takes_texts:
             return False  # contents are JSON
+        return self._result_core is None or may_hold_binary(self._result_core)
+
+    @functools.cached_property
+    def _result_core(self) -> dict[str, Any] | None:
+        """Of what it says it returns; None: it does not say, or JSON cannot reach that."""
         if "return" not in self._hints:
-            return True
+            return None
         try:
-            return may_hold_binary(build_core(self._hints["return"]))
+            return build_core(self._hints["return"])
         except (PydanticUserError, NameError, TypeError):
-            return True
+            return None
 
     @property
     def takes_row(self) -> bool:
@@ -308,12 +313,12 @@ class Invocable:
 
     def output_schema(self) -> dict[str, Any]:
         """JSON Schema of the result; empty: anything."""
-        if "return" not in self._hints or self.takes_texts:
+        if self.takes_texts or self._result_core is None:
             return {}
         try:
             # Models leave by the names of their fields (`encoding`).
             generator = QuietJsonSchema(by_alias=False)
-            return generator.generate(typing.cast(Any, build_core(self._hints["return"])), mode="serialization")
+            return generator.generate(typing.cast(Any, self._result_core), mode="serialization")
         except (PydanticUserError, TypeError):
             return {}  # results are encoded by what they are, so a type without a schema is no fault
 

@@ -45,7 +45,7 @@ class Room:
     def allocate(self, length: int) -> Stored | None:
         """A place for `length` bytes; None: there is none now. Raises `ArenaTooSmall` when there never can be."""
         self.check(length)
-        size = _round_up(max(1, length))
+        size = round_up(max(1, length))
         index = next((at for at, (_, room) in enumerate(self._free) if room >= size), None)
         if index is None:
             return None
@@ -61,7 +61,7 @@ class Room:
 
     def check(self, length: int) -> None:
         """Raises `ArenaTooSmall` for a value that can never be held."""
-        if _round_up(length) > self.size:
+        if round_up(length) > self.size:
             raise ArenaTooSmall(
                 f"a value of {length:,} bytes, and the arena holds {self.size:,} in each direction:"
                 " raise arena_bytes_max, or pass the path of a file instead"
@@ -112,5 +112,6 @@ def check_within(stored: Stored, half: tuple[int, int], peer: str) -> None:
         )
 
 
-def _round_up(length: int) -> int:
+def round_up(length: int) -> int:
+    """How many bytes of grains a value of `length` takes up."""
     return -(-length // GRAIN_BYTES) * GRAIN_BYTES

@@ -50,12 +50,13 @@ class PackedHead(msgspec.Struct, frozen=True, gc=False):
     parts: Annotated[list[Part], Meta(min_length=1, max_length=PARTS_MAX)]
 
 
+_MAGIC_BYTES: Final = len(SIDECAR_MAGIC)
 _HEAD: Final = msgspec.json.Decoder(PackedHead)
 _ANY: Final = msgspec.json.Decoder(Raw)
 
 
 def is_packed(value: bytes | memoryview) -> bool:
-    return value[: len(SIDECAR_MAGIC)] == SIDECAR_MAGIC
+    return value[:_MAGIC_BYTES] == SIDECAR_MAGIC
 
 
 def to_wire(value: bytes) -> tuple[Raw, bytes | None]:
@@ -97,7 +98,7 @@ def check_value(value: bytes) -> None:
 def split_packed(value: memoryview) -> tuple[bytes, memoryview]:
     """JSON and raw bytes of a packed value, the latter not copied. Raises `ProtocolError`."""
     start = SIDECAR_HEAD_BYTES
-    end = start + int.from_bytes(value[len(SIDECAR_MAGIC) : start], "big")
+    end = start + int.from_bytes(value[_MAGIC_BYTES:start], "big")
     if not start < end <= len(value):
         raise ProtocolError(f"a packed value of {len(value)} bytes names {end - start} bytes of JSON")
     return bytes(value[start:end]), value[end:]

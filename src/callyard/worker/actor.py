@@ -651,8 +651,11 @@ class Actor:
             return
         try:
             placed = link.place(command.output or b"null", command.call_id, command.attempt_seq)
-        except (ArenaTooSmall, OSError) as error:
+        except ArenaTooSmall as error:
             self.resume(link, *ids, NULL, WireError(ErrorKind.RESULT, f"the result is {error}"))
+            return
+        except OSError as error:
+            self.resume(link, *ids, NULL, WireError(ErrorKind.RESULT, f"no memory for the result: {error}"))
             return
         if placed is None:
             link.when_arena_has_room(partial(self._answer_late, command, link))

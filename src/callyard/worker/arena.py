@@ -41,10 +41,7 @@ class Arena:
         if stored is None:
             return None
         try:
-            view = memoryview(value)
-            done = 0
-            while done < len(view):
-                done += os.pwrite(self.fd, view[done : done + _WRITE_BYTES_MAX], stored.offset + done)
+            write_at(self.fd, value, stored.offset)
         except BaseException:
             self.release(stored.grant)
             raise
@@ -93,6 +90,13 @@ def _open(size: int, folder: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def write_at(fd: int, value: bytes, offset: int) -> None:
+    """All of it. Raises `OSError` when there is no memory."""
+    view, done = memoryview(value), 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done : done + _WRITE_BYTES_MAX], offset + done)
 
 
 def punch(fd: int, offset: int, size: int) -> None:

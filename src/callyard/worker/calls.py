@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
 from callyard.errors import UsageError
 from callyard.functions.calling import BoundCall, encode_for
 from callyard.functions.encoding import ResultMisfit
-from callyard.functions.function import Nan
+from callyard.functions.function import NANS, Nan
 from callyard.functions.packing import encode_crossing
 from callyard.functions.registry import Registry
 from callyard.scheduler.tasks import CachePolicy
@@ -116,8 +116,8 @@ def read_call(
 def wants_null(options: Mapping[str, Any]) -> bool:
     """Whether NaN is to be null. Raises `UsageError` for an option `nan` that is none."""
     nan = options.get("nan", "refuse")
-    if nan not in get_args(Nan):
-        raise UsageError(f"nan must be one of {', '.join(get_args(Nan))}, got {nan!r}")
+    if nan not in NANS:
+        raise UsageError(f"nan must be one of {', '.join(NANS)}, got {nan!r}")
     return bool(nan == "null")
 
 

@@ -29,12 +29,11 @@ from callyard.errors import CallFailure, ErrorKind, UsageError, fail
 from callyard.functions.encoding import ResultMisfit
 from callyard.functions.packing import encode_crossing, is_packed, read_parts
 from callyard.functions.shared import Shared, SharedPlace
-from callyard.wire.arena import GRAIN_BYTES, Room
-from callyard.worker.arena import punch
+from callyard.wire.arena import GRAIN_BYTES, Room, round_up
+from callyard.worker.arena import punch, write_at
 
 T = TypeVar("T")
 _NUMBERS: Final = itertools.count(1)
-_WRITE_BYTES_MAX: Final = 1 << 30
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 """Of Linux 5.1 and later; `fcntl` has no name for it."""
 
@@ -80,7 +79,7 @@ class SharedMemory:
             raise UsageError(f"the value cannot cross: {error.message}") from error
         if any(part.kind == "shared" for part in read_parts(encoded)):
             raise UsageError("a Shared cannot be shared in another value: pass both to the call")
-        size = -(-len(encoded) // GRAIN_BYTES) * GRAIN_BYTES
+        size = round_up(len(encoded))
         number = next(_NUMBERS)
         offset = self._place(number, size)
         if offset is None:
@@ -95,8 +94,8 @@ class SharedMemory:
             raise UsageError(f"no memory to share a value of {len(encoded):,} bytes: {error}") from error
         place = SharedPlace(number, offset, len(encoded))
         self.used_bytes += size
-        self._places[place.number] = place
-        self._users[place.number] = set()
+        self._places[number] = place
+        self._users[number] = set()
         return Shared(place, self.let_go)
 
     def _place(self, number: int, size: int) -> int | None:
@@ -117,9 +116,7 @@ class SharedMemory:
             self._sealed[0][offset : offset + len(encoded)] = encoded
             return
         os.ftruncate(self._fd, offset + size)
-        view, done = memoryview(encoded), 0
-        while done < len(view):
-            done += os.pwrite(self._fd, view[done : done + _WRITE_BYTES_MAX], offset + done)
+        write_at(self._fd, encoded, offset)
 
     def _free(self, number: int, offset: int, size: int) -> None:
         if self._sealed is None:
@@ -162,7 +159,7 @@ class SharedMemory:
         if place is None or not place.closed or self._users[number]:
             return
         del self._places[number], self._users[number]
-        size = -(-place.length // GRAIN_BYTES) * GRAIN_BYTES
+        size = round_up(place.length)
         self.used_bytes -= size
         self._free(number, place.offset, size)
 

@@ -140,9 +140,9 @@ class Worker(Calls):
         self._io_config = io if isinstance(io, IoConfig) else IoConfig.from_mapping(io or {})
         self._io: IoHub | None = None
         self._shared: SharedMemory | None = None
+        """None: not started, closed, the settings want none, or the system gives none."""
         self._no_shared = "this worker shares no values: shared_bytes_max is 0"
         """Why there is none."""
-        """None: not started, closed, or the settings want none."""
         self._shelf: BundleShelf | None = None
         self._view = CodeView(self.registry.bundle.digest, {})
         self._reloading = asyncio.Lock()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import ChainMap, UserList, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from callyard.errors import ProtocolError
 from callyard.functions import foreign
-from callyard.functions.encoding import ResultMisfit
+from callyard.functions.encoding import LEVELS_MAX, ResultMisfit
 from callyard.functions.foreign import NotReadable
 from callyard.functions.misfits import ArgumentsMisfit
 from callyard.functions.packing import Packed, decode_crossing, encode_crossing, holds_binary, is_packed
@@ -85,6 +87,45 @@ def test_what_holds_nothing_binary_is_plain_json(value: Any) -> None:
     if not isinstance(value, type):
         assert not holds_binary(value)
         assert not is_packed(encode_crossing(value))
+
+
+@pytest.mark.requirement("X95")
+def test_bytes_cross_as_they_are_in_every_kind_of_container() -> None:
+    """Whatever JSON takes for an object or an array, and a container that stands there twice."""
+    twice = [b"6"]
+    value = {
+        "proxy": MappingProxyType({"a": b"1"}),
+        "chain": ChainMap({"a": b"2"}),
+        "deque": deque([b"3"]),
+        "values": {"a": b"4"}.values(),
+        "user": UserList([b"5"]),
+        "twice": [twice, twice],
+    }
+    assert decode_crossing(encode_crossing(value)) == {
+        "proxy": {"a": b"1"},
+        "chain": {"a": b"2"},
+        "deque": [b"3"],
+        "values": [b"4"],
+        "user": [b"5"],
+        "twice": [[b"6"], [b"6"]],
+    }
+
+
+@pytest.mark.requirement("D26")
+@pytest.mark.parametrize("innermost", [1, b"x"], ids=["plain", "binary"])
+def test_what_is_too_deep_or_holds_itself_is_a_misfit(innermost: Any) -> None:
+    deep: Any = innermost
+    for _ in range(LEVELS_MAX):
+        deep = [deep]
+    assert decode_crossing(encode_crossing(deep)) == deep
+    for _ in range(5_000):
+        deep = [deep]
+    with pytest.raises(ResultMisfit, match=f"more than {LEVELS_MAX} levels"):
+        encode_crossing(deep)
+    endless = [innermost]
+    endless.append([endless, endless])
+    with pytest.raises(ResultMisfit, match="/1/0: the value holds itself"):
+        encode_crossing(endless, canonical=True)
 
 
 @pytest.mark.requirement("X15")
