@@ -20,7 +20,12 @@ from callyard.wire.codec import decode_worker_message, encode_message
 from callyard.wire.frames import FrameReader
 from callyard.wire.messages import (
     JSON_FORM,
+    RECALLED,
     BatchedCall,
+    CallFailed,
+    CallFailedPayload,
+    CallsSettled,
+    CallsSettledPayload,
     CallWaiting,
     CallWaitingPayload,
     CancelCall,
@@ -34,6 +39,7 @@ from callyard.wire.messages import (
     IoRequest,
     ResumeCall,
     ResumeCallPayload,
+    SettledCall,
     WaitKind,
 )
 from callyard.worker.link import FRAMES_PER_FLUSH, HELD_OUTBOXES, ExecutorLink
@@ -127,6 +133,25 @@ async def test_more_than_outbox_bytes_max_unread_breaks_the_link(link: ExecutorL
     assert isinstance(owner, Owner)
     assert owner.broken[0][0] == "not_reading"
     assert flushed == []
+
+
+@pytest.mark.requirement("X91")
+async def test_the_running_time_of_ends_that_come_together_counts_once(link: ExecutorLink) -> None:
+    link.connection_made(Transport())
+    ends = [SettledCall(CallId(f"task-1-{number}"), 1) for number in range(3)]
+    link.data_received(encode_message(CallsSettled(CallsSettledPayload(ends, run_us=700))))
+    owner = link._owner
+    assert isinstance(owner, Owner)
+    assert [event.run_us for event in owner.events] == [700, 0, 0]
+    assert link.finished_calls == 3
+
+
+@pytest.mark.requirement("X47")
+async def test_a_call_that_was_given_back_is_none_that_ended(link: ExecutorLink) -> None:
+    link.connection_made(Transport())
+    for kind, finished in ((RECALLED, 0), ("internal", 1)):
+        link.data_received(encode_message(CallFailed(CallId("task-1-0"), CallFailedPayload(1, kind))))
+        assert link.finished_calls == finished
 
 
 TARGET = FunctionTarget(FunctionId("f"), Digest("d" * 64), "m:f", idempotent=True)

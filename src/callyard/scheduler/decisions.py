@@ -94,7 +94,7 @@ class Decisions(CallLives):
         if not count or count < size // 2:
             return best
         is_alone = self._shares.is_alone(pool, function, now_ms)
-        if is_alone and not any(other != ring and other[0].pool == pool for other in self._turns.rings):
+        if is_alone and not any(other[:2] != ring[:2] and other[0].pool == pool for other in self._turns.rings):
             return best
         open_to_it = [ex for ex in own if is_eligible(ex, self._config, placement, now_ms)]
         return min(open_to_it, key=lambda ex: score(ex, self._config) or (), default=None)

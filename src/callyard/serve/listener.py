@@ -211,7 +211,9 @@ class Listener:
             self.stop_listening()
             self._release()
             close_bound(bound)
-            raise (cannot_listen(self.host, self.port, error) if isinstance(error, OSError) else error) from error
+            if isinstance(error, UsageError):
+                raise
+            raise cannot_listen(self.host, self.port, error) from error
         self.port = self._servers[0].sockets[0].getsockname()[1]
 
     def stop_listening(self) -> None:

@@ -79,14 +79,14 @@ class Transport(StreamableHTTPServerTransport):
             response = await self._take(SessionMessage(message, metadata=self._message_metadata(request)))
             await response(scope, receive, send)
             return
-        if str(message.id) in self._request_streams:
+        key = str(message.id)
+        if key in self._request_streams:
             text = f"request id {message.id!r} is in use: each request of a session needs an id of its own"
             await self._create_error_response(text[:300], HTTPStatus.BAD_REQUEST)(scope, receive, send)
             return
         if message.method == "initialize":
             await super()._handle_post_request(scope, request, receive, send)
             return
-        key = str(message.id)
         answers = _Answers(key, self._request_streams)
         connection: Lost | None = scope["state"].get("connection")
         first: EventMessage | None = None

@@ -119,7 +119,6 @@ async def test_executors_step_back_behind_the_server(target: Path, worker: dict[
         assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in running.children()] == [min(19, own + nice)]
 
 
-
 async def test_a_call_goes_all_the_way_and_a_large_result_is_kept(target: Path) -> None:
     async with started(target, max_result_bytes=2_048) as running:
         assert (await running.call("version")).unwrap() == 1

@@ -446,3 +446,17 @@ async def test_breakers_are_bounded_whatever_tenants_there_are(monkeypatch: pyte
     patient.well = True
     assert (await dispatcher.dispatch("tool", tenant="another")).ok
     assert held._count == sum(map(len, held._breakers.values())) == 2
+
+
+@pytest.mark.requirement("D28")
+@pytest.mark.requirement("D44")
+@virtual_time
+async def test_who_came_before_the_bound_keeps_a_breaker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it remembers is not forgotten for those who come later, and what these bring about is told as nobody's."""
+    monkeypatch.setattr("callyard.dispatch.breakers.BREAKERS_MAX", 4)
+    dispatcher = scene(Patient(), breaker=BreakerPolicy(failures=2))
+    events = hear(dispatcher)
+    for number in (*range(12), 0):
+        await dispatcher.dispatch("tool", tenant=f"t{number}")
+    assert [event.tenant for event in events if event.name == "circuit.opened"] == ["", "t0"]
+    assert dispatcher.breaker_state("tool", "t1") is BreakerState.CLOSED

@@ -144,6 +144,16 @@ def test_a_retry_of_a_call_from_before_may_be_the_probe() -> None:
     assert allowed(breaker, 10_000, early).probe
 
 
+@pytest.mark.requirement("D28")
+def test_one_at_rest_remembers_nothing() -> None:
+    breaker = Breaker(BreakerPolicy())
+    assert breaker.is_at_rest(0)
+    breaker.failed(allowed(breaker, 0), 0)
+    assert not breaker.is_at_rest(29_999)
+    assert breaker.is_at_rest(30_000)
+    assert not opened().is_at_rest(1_000_000), "the next call is its probe"
+
+
 def test_memory_is_bounded_while_failures_are_sparse() -> None:
     breaker = Breaker(BreakerPolicy(failures=3, window_ms=10))
     for at_ms in range(0, 100_000, 100):

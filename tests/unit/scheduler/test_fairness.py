@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from callyard.ids import TaskId, Tenant
-from callyard.scheduler import NewCall, Scheduler, SchedulerConfig, TaskPlan, prepare_batch
+from callyard.scheduler import NewCall, Scheduler, SchedulerConfig, TaskPlan, prepare_batch, tenants
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.executors import ExecutorSnapshot
@@ -110,6 +110,24 @@ def test_long_calls_do_not_keep_their_tenant_out_for_ever() -> None:
         (running,) = dispatches(h.complete(running))
         order += h.plans[running.task_id].tenant
     assert 2 <= order.count("a") <= 3
+
+
+def test_what_is_known_of_tenants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come and go, and however many calls one of them has."""
+    monkeypatch.setattr(tenants, "IDLE_MAX", 10)
+    h = Harness(executors=1, instance_fairness=True)
+    for number in range(50):
+        (sent,) = h.start(1, name=f"task-{number}", tenant=Tenant(f"t{number}"), end=True)
+        h.complete(sent)
+    known = h.scheduler._turns.tenants
+    assert known is not None
+    assert known.standings == {}
+    assert list(known._idle) == [f"t{number}" for number in range(40, 50)], "the newest"
+    start(h, 300, task="many", tenant="a")
+    sents = dispatches(h.turn())
+    while sents:
+        sents += dispatches(h.complete(sents.pop()))
+        assert len(known._heap) <= 64 + 4 * len(known._ready) + 1
 
 
 class Crowd:

@@ -118,6 +118,42 @@ def test_nothing_is_asked_back_while_others_are_ready_or_nobody_is_idle() -> Non
     assert not h.scheduler.wants_marks
 
 
+def test_what_is_ready_goes_first_to_an_executor_that_has_become_free() -> None:
+    """Nothing is asked back for it then: the line would only go round."""
+    h = Harness(executors=2, queue_ahead_ms=5)
+    slow(h)
+    slow(h, "exec-1")
+    sent = h.start(9)
+    at_0, at_1 = ([(c.call_id, 1) for c in sent if c.executor_id == name] for name in ("exec-0", "exec-1"))
+    h.post(e.MarksRead((marks("exec-0", at_0[0]),)))
+    assert h.ready_count() == 4
+    h.now_ms += 50
+    seen = h.post(e.MarksRead((marks("exec-0", at_0[0]), marks("exec-1", *at_1, runs=False))))
+    assert asked_back(seen) == []
+    assert {call.executor_id for call in dispatches(seen)} == {"exec-1"}
+
+
+def test_nothing_is_asked_back_for_an_executor_that_may_not_have_it() -> None:
+    h = Harness(executors=1, queue_ahead_ms=5)
+    h.attach("other", pool="gpu")
+    h.start(3)
+    look = e.MarksRead((marks("exec-0", ("t-0", 1)),))
+    h.post(look)
+    h.now_ms += 50
+    assert h.scheduler.wants_marks
+    assert asked_back(h.post(look)) == []
+    h.attach("exec-1")
+    assert asked_back(h.post(look)) == ["t-2", "t-1"]
+
+
+@pytest.mark.parametrize(("queue_ahead_ms", "asked"), [(5, ["t-2", "t-1"]), (0, [])])
+def test_a_sealed_executor_gives_its_line_back(queue_ahead_ms: int, asked: list[str]) -> None:
+    h = Harness(executors=1, queue_ahead_ms=queue_ahead_ms)
+    h.start(3)
+    h.post(e.MarksRead((marks("exec-0", ("t-0", 1)),)))
+    assert asked_back(h.post(e.ExecutorSealed(ExecutorId("exec-0")))) == asked
+
+
 def test_an_executor_whose_calls_all_wait_counts_as_idle() -> None:
     h = Harness(executors=2, queue_ahead_ms=5)
     h.start(4)

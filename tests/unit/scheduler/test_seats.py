@@ -155,6 +155,22 @@ def test_a_seat_that_drains_is_no_part_of_a_ring() -> None:
     assert child.parent_call_id == one.call_id
 
 
+@pytest.mark.requirement("X81", "X36")
+def test_a_seat_that_drains_is_waited_for_though_its_owner_has_another() -> None:
+    """And waits there for the one who comes now."""
+    a, b = function("a", max_concurrency=1), function("b", idempotent=True, max_concurrency=2)
+    h = Harness(executors=1)
+    one, owner = dispatches(h.begin(a, b, base_backoff_ms=1))
+    h.post(e.CallSuspended(owner.executor_id, owner.call_id, 1, "r"))
+    h.post(e.ResumeSendFailed(owner.call_id, 1))
+    h.now_ms += 10
+    (again,) = dispatches(h.post(e.RetryDue(owner.call_id)))
+    assert h.ask(again, a, b"[3]") == []
+    assert h.ask(one, b, b"[2]") == []  # it waits, and is not refused
+    (child,) = dispatches(h.fail(owner, ErrorKind.CANCELLED))  # the old attempt has drained
+    assert child.parent_call_id == one.call_id
+
+
 @pytest.mark.requirement("X81", "X67")
 def test_a_ring_through_a_seat_and_an_equal_call() -> None:
     """`p` waits for a seat of `limited`, whose holder would wait for `p`."""

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 
+from callyard.ids import Tenant
 from callyard.scheduler import FunctionTarget
 from callyard.scheduler import commands as c
 from callyard.scheduler import events as e
 from callyard.scheduler.shares import RECENT_MS
 
-from .harness import Harness, function
+from .harness import Harness, dispatches, function
 
 SPIN = function("spin")
 HEALTHY = function("healthy")
@@ -44,6 +45,16 @@ def test_half_of_the_executors(executors: int, half: int) -> None:
 def test_alone_it_has_them_all() -> None:
     h = Tools(executors=4)
     assert len(places(call for _ in range(4) for call in h.call(SPIN))) == 4
+
+
+def test_alone_it_has_them_all_whoever_calls_it() -> None:
+    """Tenants have rings of their own with `instance_fairness`: they are no other function."""
+    h = Tools(instance_fairness=True)
+    for tenant in ("a", "b"):
+        h.open(tenant, tenant=Tenant(tenant), uses_slot=False)
+        h.commit(1, name=tenant, target=SPIN)
+    h.attach("exec-0", "exec-1", contexts=1)
+    assert places(dispatches(h.turn())) == {"exec-0", "exec-1"}
 
 
 def test_alone_again_after_a_while() -> None:

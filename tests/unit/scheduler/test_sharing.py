@@ -111,6 +111,27 @@ def test_what_is_read_otherwise_has_another_key() -> None:
 
 
 @pytest.mark.requirement("X15")
+@pytest.mark.parametrize(
+    ("plan", "binary_shares", "plain_shares"),
+    [
+        ({}, False, True),
+        ({"binary": True}, True, True),
+        ({"nan_null": True}, False, False),
+        ({"binary": True, "nan_null": True}, False, False),
+    ],
+)
+def test_who_asks_for_another_form_of_the_result_has_a_run_of_its_own(
+    plan: dict[str, bool], binary_shares: bool, plain_shares: bool
+) -> None:
+    """A subcall's result is for Python, and NaN in it stays: a root of the same arguments may be promised JSON."""
+    binary = function("binary", pure=True, binary=True)
+    h = Harness(executors=1)
+    parent, *_ = dispatches(h.begin(PLAIN, (binary, b"[5]"), (PURE, b"[5]"), **plan))
+    assert (dispatches(h.ask(parent, binary, b"[5]")) == []) is binary_shares
+    assert (dispatches(h.ask(parent, PURE, b"[5]")) == []) is plain_shares
+
+
+@pytest.mark.requirement("X15")
 def test_only_successes_are_kept_and_only_in_their_task() -> None:
     h = Harness(executors=1)
     (sent,) = dispatches(h.begin(PURE))
