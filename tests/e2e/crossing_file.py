@@ -119,6 +119,8 @@ CANNOT: dict[str, Callable[[], Any]] = {
     "pandas.Series([1])": lambda: {"x": pd.Series([1])},
     "polars.LazyFrame()": lambda: {"x": pl.LazyFrame()},
     "pandas.DataFrame({'a': [object()]})": lambda: {"x": pd.DataFrame({"a": [object()]})},
+    "pandas.DataFrame([[1, 2]], columns=[0, 'a'])": lambda: {"x": pd.DataFrame([[1, 2]], columns=[0, "a"])},
+    "polars.DataFrame({'a': [object()]})": lambda: {"x": pl.DataFrame({"a": [object()]})},
 }
 
 

@@ -90,6 +90,36 @@ async def test_a_place_that_is_not_its_own_costs_the_executor(make_worker: MakeW
     assert (result.error.kind, result.error.details["cause"]) == (ErrorKind.CRASHED, "malformed_frame")
 
 
+@pytest.mark.requirement("X95")
+@pytest.mark.requirement("X65")
+async def test_one_place_that_is_named_often_costs_the_executor(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would be a copy of its own: a few bytes in a frame, and half the arena in the worker's memory."""
+    taken: list[int] = []
+    take = Arena.take
+    monkeypatch.setattr(Arena, "take", lambda arena, at: taken.append(at.length) or take(arena, at))
+
+    def answer(process: FakeProcess, execute: ExecuteCall) -> None:
+        put(process, LARGE)
+        process.mark(execute)
+        messages = [
+            CallCompleted(
+                execute.call_id,
+                CallCompletedPayload(
+                    execute.payload.attempt_seq, msgspec.Raw(b"null"), output_at=Stored(grant, HALF, len(LARGE))
+                ),
+            )
+            for grant in range(200)
+        ]
+        process.send_bytes(b"".join(map(encode_message, messages)))
+
+    async with make_worker(FakeSpawner(answers=answer), arena_bytes_max=2 * HALF) as worker:
+        result = await worker.call_result("effect")
+        assert sum(taken) <= HALF
+    assert result.ok or result.error.details["cause"] == "malformed_frame"
+
+
 def in_arena(value: bytes) -> Callable[[FakeProcess, ExecuteCall], None]:
     def answer(process: FakeProcess, execute: ExecuteCall) -> None:
         put(process, value)

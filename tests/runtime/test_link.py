@@ -142,7 +142,7 @@ async def test_the_running_time_of_ends_that_come_together_counts_once(link: Exe
     link.data_received(encode_message(CallsSettled(CallsSettledPayload(ends, run_us=700))))
     owner = link._owner
     assert isinstance(owner, Owner)
-    assert [event.run_us for event in owner.events] == [700, 0, 0]
+    assert [event.run_us for event in owner.events] == [0, 0, 700]
     assert link.finished_calls == 3
 
 

@@ -60,7 +60,7 @@ def put_completed(link: Link, call: Call, used_ns: int) -> None:
             _timing(call, used_ns),
             call.notes or [],
             placed.at,
-            call.run_ns // 1_000,
+            -(-call.run_ns // 1_000),
         ),
     )
     try:

@@ -16,7 +16,7 @@ import msgspec
 
 from callyard.errors import ErrorKind, Outcome
 from callyard.executor.budget import ENGINE_FILES, CallInterrupted
-from callyard.functions.loading import explain_missing
+from callyard.functions.loading import explain_missing, explain_unsent
 from callyard.functions.raised import (
     MESSAGE_CHARACTERS_MAX,
     clean_text,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 LOCALS_BYTES_MAX: Final = 8 * 1024
 LOCAL_CHARACTERS_MAX: Final = 500
 _STOPPED_HERE: Final = "Stopped here (most recent call last):\n"
-DATA_HINT: Final = " (data files are sent along only when they are included, with --include)"
 MASK: Final = "<masked>"
 _SECRETS: Final = ("passw", "passphrase", "pwd", "secret", "token", "apikey", "api_key", "credential", "private")
 _SECRET_WORDS: Final = frozenset({"auth", "authorization", "cookie", "key", "pin", "session"})
@@ -81,8 +80,9 @@ def _not_found(error: BaseException, root: str) -> str:
     if not root or not issubclass(type(error), FileNotFoundError):
         return ""
     name = getattr(error, "filename", None)
-    inside = type(name) is str and name.startswith(root.rstrip(os.sep) + os.sep)
-    return DATA_HINT if inside else ""
+    if type(name) is not str or not name.startswith(root.rstrip(os.sep) + os.sep):
+        return ""
+    return explain_unsent(Path(root), name)
 
 
 def describe_unreadable(error: BaseException, second: BaseException) -> Fault:

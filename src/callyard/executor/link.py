@@ -209,7 +209,7 @@ class Link:
                 ends.append(end)
                 slots.append(slot)
                 run_ns += own_ns
-            parts.append(encode_message(CallsSettled(CallsSettledPayload(ends, run_ns // 1_000))))
+            parts.append(encode_message(CallsSettled(CallsSettledPayload(ends, -(-run_ns // 1_000)))))
         self._send(parts[0] if len(parts) == 1 else b"".join(parts))
         if slots:
             self._marks.give_back(slots)

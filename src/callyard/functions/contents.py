@@ -347,7 +347,7 @@ def encode_result(
 
     `mime_type`: of a resource, as it was declared. `nan_null`: NaN and infinities are null. Raises `ResultMisfit`.
     """
-    encode = encode_crossing if binary else encode_value
+    encode = encode_crossing if binary and type(value) not in _LEAVES else encode_value
     contents: object = None
     if role == "prompt":
         contents = {MESSAGES_TAG: _to_messages(value)}
@@ -361,7 +361,8 @@ def encode_result(
     return check_size(encode(value, nan_null=nan_null), bytes_max)
 
 
-_PLAIN: Final = frozenset({str, int, float, bool, type(None), dict})
+_LEAVES: Final = frozenset({str, int, float, bool, type(None)})
+_PLAIN: Final = _LEAVES | {dict}
 
 
 def _find_contents(value: object) -> list[Block] | None:

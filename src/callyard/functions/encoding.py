@@ -27,7 +27,7 @@ import pathlib
 import re
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, Literal
 
 import msgspec
@@ -84,9 +84,23 @@ def encode_value(value: object, *, nan_null: bool = False, kinds: Set[type] | No
     if b"[" not in output or not _has_set(kinds_within(value) if kinds is None else kinds):
         return output
     try:
-        return _ENCODER.encode(_with_sorted_sets(value))
+        return _ENCODER.encode(_with_sorted_sets(value, _to_sorted_json))
     except RecursionError:
         return _SORTED.encode(value)
+
+
+def encode_flat(value: Any, *, canonical: bool) -> bytes | None:
+    """JSON as `encode_canonical` or `encode_value` makes it, fast, of a plain container of plain leaves, as most
+    arguments and results are. None: that is no such value, or one that they may refuse."""
+    kind = type(value)
+    kinds = set(map(type, value.values() if kind is dict else value if kind is list or kind is tuple else (value,)))
+    if not kinds <= _DULL:
+        return None
+    try:
+        output = (_CANONICAL if canonical else _ENCODER).encode(value)
+    except Exception:  # noqa: BLE001 - those say why
+        return None
+    return None if float in kinds and b"null" in output else output
 
 
 def encode_canonical(value: object, *, nan_null: bool = False) -> bytes:
@@ -95,17 +109,19 @@ def encode_canonical(value: object, *, nan_null: bool = False) -> bytes:
     return _encode(_CANONICAL, value, nan_null)
 
 
-def to_plain(value: object, *, canonical: bool) -> Any:
+def to_plain(value: object, *, canonical: bool, kinds: Set[type]) -> Any:
     """What the encoders see of a value, as dicts, lists and leaves, but with bytes as they are and each array and
-    table as a `Lifted`. Raises what the encoders raise: `explain_refusal` makes a `ResultMisfit` of it."""
-    order: Literal["deterministic"] | None = "deterministic" if canonical else None
-    return msgspec.to_builtins(
-        value,
-        builtin_types=(bytes, bytearray, memoryview, Lifted),
-        enc_hook=_to_liftable_argument if canonical else _to_liftable,
-        str_keys=True,
-        order=order,
-    )
+    table as a `Lifted`. Sets are sorted. `kinds`: by `kinds_within`. Raises what the encoders raise: `explain_refusal`
+    makes a `ResultMisfit` of it."""
+    if not canonical and _has_set(kinds):
+        value = _with_sorted_sets(value, functools.partial(_to_builtins, hook=_to_liftable, order="deterministic"))
+    hook = _to_liftable_argument if canonical else _to_liftable
+    return _to_builtins(value, hook, "deterministic" if canonical else None)
+
+
+def _to_builtins(value: object, hook: Callable[[Any], Any], order: Literal["deterministic"] | None) -> Any:
+    kept = (bytes, bytearray, memoryview, Lifted)
+    return msgspec.to_builtins(value, builtin_types=kept, enc_hook=hook, str_keys=True, order=order)
 
 
 def encode_table_row(row: Mapping[str, object]) -> bytes:
@@ -266,7 +282,7 @@ def _children(value: Any) -> Iterator[tuple[str | int | None, object]] | None:
         return None
     if kind is float:
         if not math.isfinite(value):
-            raise _Unsupported(f"{value} is not JSON: use None, or text, instead")
+            raise _Unsupported(f"{value} is not JSON: use None, or text, instead; nan='null' makes it null")
         return None
     if isinstance(value, dict):
         return _dict_children(value)
@@ -321,7 +337,7 @@ def named_parts(value: Any) -> Iterator[tuple[str, object]]:
             yield name, getattr(value, name)
 
 
-def kinds_within(value: object) -> set[type]:
+def kinds_within(value: Any) -> set[type]:
     """Types of all that stands in a value, but for plain leaves, dicts, lists and tuples. One look for all questions.
 
     No recursion, and each container once: a value may be deep, or hold itself. Below `LEVELS_MAX` nobody looks, since
@@ -370,20 +386,24 @@ def _has_set(kinds: Set[type]) -> bool:
     return any(issubclass(kind, Set) for kind in kinds)
 
 
-def _with_sorted_sets(value: object) -> object:
-    """The same for the encoder. What holds a set and is no plain container becomes its canonical JSON."""
+def _with_sorted_sets(value: object, write: Callable[[object], object]) -> object:
+    """The same for the encoder. What holds a set and is no plain container becomes what `write` makes of it, sorted."""
     if not _has_set(kinds_within(value)):
         return value
     if type(value) is dict:
-        return {key: _with_sorted_sets(part) for key, part in value.items()}
+        return {key: _with_sorted_sets(part, write) for key, part in value.items()}
     if type(value) is list or type(value) is tuple:
-        return [_with_sorted_sets(part) for part in value]
+        return [_with_sorted_sets(part, write) for part in value]
     try:
-        return msgspec.Raw(_SORTED.encode(value))
+        return write(value)
     except TypeError:  # parts that have no order of their own, such as None beside True
         if not isinstance(value, Set):
             return value
-        return list(map(msgspec.Raw, sorted(map(_ENCODER.encode, value))))
+        return sorted(value, key=_ENCODER.encode)
+
+
+def _to_sorted_json(value: object) -> object:
+    return msgspec.Raw(_SORTED.encode(value))
 
 
 def _may_hold_non_finite(value: Any) -> bool:
@@ -517,6 +537,8 @@ def _advice(value: object) -> str:
         return "use [z.real, z.imag] instead"
     if inspect.isawaitable(value):
         return "await it, in an async def, and use what it gives"
+    if type(value).__name__ == "RecordBatchReader":
+        return "use reader.read_all(), a pyarrow.Table, instead"
     if isinstance(value, collections.abc.Iterator):
         return "use list(...) of it instead"
     if isinstance(value, BaseException):
@@ -527,6 +549,8 @@ def _advice(value: object) -> str:
         return "use a DataFrame, a pyarrow.Table or a list instead, such as lazy.collect() or series.to_list()"
     if type(value).__name__ == "NAType":
         return "use None instead"
+    if type(value).__module__ == "pyarrow.lib":
+        return "use array.to_pylist(), scalar.as_py() or a pyarrow.Table instead"
     return ""
 
 
@@ -547,6 +571,8 @@ def _numpy_to_encodable(numpy: Any, value: Any) -> Any:
             raise _Unsupported("NaT is not JSON: use None instead")
         texts = numpy.datetime_as_string(value)
         return texts.tolist() if isinstance(value, numpy.ndarray) else str(texts)
+    if value.dtype.kind == "m":
+        return _duration_to_encodable(numpy, value)
     if isinstance(value, numpy.ndarray):
         return value.astype(float).tolist() if value.dtype.char == "g" else value.tolist()
     if isinstance(value, numpy.floating):
@@ -555,6 +581,25 @@ def _numpy_to_encodable(numpy: Any, value: Any) -> Any:
     if type(plain) is type(value):
         raise _Unsupported(f"{type_name(value)} has no JSON form: {_ADVICE}")
     return plain
+
+
+def _duration_to_encodable(numpy: Any, value: Any) -> Any:
+    """As durations: numpy itself gives those of nanoseconds, months and years as bare numbers."""
+    if numpy.isnat(value).any():
+        raise _Unsupported("NaT is not JSON: use None instead")
+    short = value
+    if numpy.datetime_data(value.dtype)[0] not in _DURATIONS:
+        try:
+            short = value.astype("m8[us]", casting="same_kind")
+        except TypeError:
+            raise _Unsupported(f"{value.dtype} has no JSON form: no month has a length of its own") from None
+        if (short != value).any():
+            raise _Unsupported(f"{value.dtype} has no JSON form: a duration in JSON is of whole microseconds")
+    return short.tolist() if isinstance(value, numpy.ndarray) else short.item()
+
+
+_DURATIONS: Final = frozenset({"W", "D", "h", "m", "s", "ms", "us"})
+"""Units of durations that Python has too."""
 
 
 def type_name(value: object) -> str:

@@ -7,10 +7,12 @@ Source: call-execution X95.
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import math
 import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -23,7 +25,7 @@ _CLASSES: Final[Mapping[Library, str]] = {
 }
 FRAMES: Final = frozenset({"pandas", "polars", "pyarrow"})
 _DTYPE: Final = re.compile(
-    r"[<|](?:b1|[iu][1248]|f(?:2|4|8|16)|c(?:8|16|32)|[SU]\d{1,9}|[Mm]8\[\d{0,6}[A-Za-z]{1,2}\])"
+    r"[<|](?:b1|[iu][1248]|f(?:2|4|8|16)|c(?:8|16|32)|[SU][1-9]\d{0,8}|[Mm]8\[(?:[1-9]\d{0,5})?[A-Za-z]{1,2}\])"
 )
 """Numbers, truth values, dates, durations, and text of one length: what has no Python objects in it."""
 _DIMENSIONS_MAX: Final = 64
@@ -47,6 +49,12 @@ def library_of(value: object) -> Library | None:
         if kind is not None and isinstance(value, kind):
             return library
     return None
+
+
+def is_plain(value: object) -> bool:
+    """Whether it is an array or a table and no subclass of one, which would arrive as the class itself."""
+    library = library_of(value)
+    return library is not None and type(value) is getattr(sys.modules[library], _CLASSES[library])
 
 
 def library_of_type(kind: object) -> Library | None:
@@ -81,7 +89,11 @@ def array_parts(array: Any) -> tuple[str, tuple[int, ...], memoryview]:
     if dtype.str.startswith(">"):  # the machine's own order, on one that is big-endian
         dtype = dtype.newbyteorder("<")
     if not _DTYPE.fullmatch(dtype.str):
-        advice = "pass array.tolist()" if array.dtype.hasobject else "pass one array for each of its fields"
+        advice = "pass array.tolist()"
+        if dtype.names is not None and not dtype.hasobject:
+            advice = "pass one array for each of its fields"
+        elif dtype.kind in "mM":
+            advice = f"give it a unit, as by array.astype('{dtype.kind}8[us]')"
         raise NotCrossing(f"a numpy array of dtype {array.dtype} cannot cross as bytes: {advice}")
     plain = numpy.ascontiguousarray(array.astype(dtype, copy=False)).reshape(-1)
     return dtype.str, array.shape, memoryview(plain.view(numpy.uint8)) if plain.size else memoryview(b"")
@@ -93,6 +105,9 @@ def frame_bytes(frame: Any, library: Library) -> memoryview:
         polars = sys.modules["polars"]
         import io
 
+        objects = frame.select(polars.selectors.object()).columns
+        if objects:  # Polars itself would write where they lie in memory
+            raise NotCrossing(f"column {objects[0]!r} of this Polars frame holds Python objects: {_ONE_TYPE}")
         sink = io.BytesIO()
         try:
             frame.write_ipc_stream(sink, compat_level=polars.CompatLevel.oldest())
@@ -100,15 +115,65 @@ def frame_bytes(frame: Any, library: Library) -> memoryview:
             raise NotCrossing(f"this Polars frame cannot cross as Arrow: {_first_line(error)}") from error
         return sink.getbuffer()
     arrow = _import("pyarrow", f"a {shown_name(library)} travels as Arrow")
+    if library == "pandas":
+        _check_pandas(arrow, frame)
     try:
         table = frame if library == "pyarrow" else arrow.Table.from_pandas(frame)
         sink = arrow.BufferOutputStream()
         with arrow.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-    except (arrow.ArrowException, TypeError, ValueError) as error:
+    except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         text = str(error.args[-1]) if error.args else type(error).__name__  # before it stands the value's repr
         raise NotCrossing(f"this {shown_name(library)} cannot cross as Arrow: {text}") from error
     return memoryview(sink.getvalue())
+
+
+def _check_pandas(arrow: Any, frame: Any) -> None:
+    """Raises `NotCrossing` for a frame that Arrow would take, and silently change."""
+    if not _keeps_labels(arrow, frame):
+        raise NotCrossing(
+            "the column names of this pandas.DataFrame would not stay what they are: name them by text, as by"
+            " frame.rename(columns=str)"
+        )
+    index = frame.index
+    columns = [(f"column {name!r}", column) for name, column in frame.items()]
+    columns += [("the index", index.get_level_values(level)) for level in range(index.nlevels)]
+    for where, column in columns:
+        mixed = _find_confused(column) if column.dtype == object else ()
+        if mixed:
+            raise NotCrossing(f"{where} of this pandas.DataFrame holds {' and '.join(mixed)}: {_ONE_TYPE}")
+
+
+def _find_confused(column: Any) -> Sequence[str]:
+    """Kinds of values of which Arrow makes one: bytes of text, a date of a time, a naive time of one in a zone."""
+    kinds = set(map(type, column))
+    texts = [base.__name__ for base in (bytes, str) if any(issubclass(kind, base) for kind in kinds)]
+    times = ["date"] if datetime.date in kinds else []
+    if any(issubclass(kind, datetime.datetime) for kind in kinds):
+        found = (value for value in column if isinstance(value, datetime.datetime) and value == value)  # no NaT
+        zoned = {value.tzinfo is not None for value in found}
+        times += ["datetime with a time zone" if one else "datetime" for one in sorted(zoned)]
+    return next((mixed for mixed in (texts, times) if len(mixed) > 1), ())
+
+
+def _keeps_labels(arrow: Any, frame: Any) -> bool:
+    """Whether they are the same after a way there and back, which the frame without its rows goes here."""
+    labels = frame.columns
+    if labels.inferred_type in ("string", "empty") or labels.dtype == "int64":
+        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that they will not
+        try:
+            crossed = arrow.Table.from_pandas(frame.iloc[:0])
+        except Exception:  # noqa: BLE001 - so the frame itself will say
+            return True
+    try:
+        return bool(crossed.to_pandas().columns.equals(labels))
+    except Exception:  # noqa: BLE001 - of names that pandas itself does not read again
+        return False
+
+
+_ONE_TYPE: Final = "only columns of one type cross"
 
 
 # --- in -------------------------------------------------------------------------------------------------------------
@@ -121,12 +186,13 @@ def read_array(dtype: str, shape: Sequence[int], data: bytearray | memoryview) -
     numpy = _import("numpy", "the value is a numpy array")
     try:
         kind = numpy.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise NotReadable(f"an array of unknown dtype {dtype!r}") from error
     try:
         if len(shape) <= _DIMENSIONS_MAX and math.prod(shape) * kind.itemsize == len(data):
             if not data:
                 return numpy.empty(shape, kind)
+            _check_items(numpy, kind, data)
             array = numpy.frombuffer(data, kind).reshape(shape)
             if array.flags.aligned:
                 return array
@@ -136,6 +202,18 @@ def read_array(dtype: str, shape: Sequence[int], data: bytearray | memoryview) -
     except ValueError:  # more than a number of dimensions or items that it can hold
         pass
     raise NotReadable(f"an array of {kind} and shape {list(shape)[:8]} with {len(data)} bytes")
+
+
+def _check_items(numpy: Any, kind: Any, data: bytearray | memoryview) -> None:
+    """Raise `NotReadable` for bytes that are no items of this kind: numpy takes its own at their word."""
+    if kind.kind == "U":
+        largest = numpy.frombuffer(data, "<u4").max()
+        if largest > sys.maxunicode:
+            raise NotReadable(f"an array of text with a character {largest:#x}")
+    elif kind.kind == "b":
+        largest = numpy.frombuffer(data, "u1").max()
+        if largest > 1:
+            raise NotReadable(f"an array of truth values with a {largest}")
 
 
 def read_frame(data: bytearray | memoryview, library: str) -> Any:
@@ -156,7 +234,10 @@ def read_frame(data: bytearray | memoryview, library: str) -> Any:
         with arrow.ipc.open_stream(arrow.py_buffer(data)) as reader:
             table = reader.read_all()
         table.validate(full=True)
-        return table.to_pandas() if library == "pandas" else table
+        if library != "pandas":
+            return table
+        # A column of pandas integers with empty cells was one of objects, or has a type that says so.
+        return table.to_pandas(integer_object_nulls=b"pandas" in (table.schema.metadata or {}))
     except Exception as error:  # what it was made from may be anybody's, and the libraries differ in what they raise
         raise NotReadable(f"no Arrow stream: {_first_line(error)}") from error
 

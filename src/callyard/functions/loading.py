@@ -331,7 +331,7 @@ def _explain(path: Path, error: BaseException) -> LoadFailure:
             f" package.{Path(file).stem or 'module'}, or put an __init__.py beside it)"
         )
     if isinstance(error, FileNotFoundError) and _is_inside(path, str(error.filename)):
-        text += " (data files are sent along only when they are included, with --include)"
+        text += explain_unsent(path, str(error.filename))
     text = text.replace(f"{path}/", "")
     place = f"{file}:{line}: " if file else ""
     stack = _format_stack(path, error)
@@ -349,6 +349,12 @@ def explain_missing(path: Path, module: str) -> str:
     if importlib.util.find_spec("pip") is None:
         command = f"uv pip install --python {python} {package}"
     return f" ({top} is neither in the bundle nor installed for {sys.executable}; if it is a package: {command})"
+
+
+def explain_unsent(path: Path, name: str) -> str:
+    """What mends that a file below the bundle's folder was not found."""
+    glob = shlex.quote(_relative(path, name))
+    return f" (data files are sent along only when they are included: --include {glob})"
 
 
 def _is_bundled(path: Path, top: str) -> bool:

@@ -20,7 +20,7 @@ from callyard.errors import CallError, ErrorKind, UsageError, fail
 from callyard.functions.contents import read_returned
 from callyard.functions.crossing_types import build_core, make_validator
 from callyard.functions.encoding import ResultMisfit, encode_canonical
-from callyard.functions.packing import NotReadable, Packed, Tokens, encode_crossing, is_packed
+from callyard.functions.packing import NotReadable, Packed, Tokens, decode_json, encode_crossing, is_packed
 from callyard.functions.signature import Invocable
 from callyard.functions.signature_text import format_annotation
 from callyard.functions.type_hooks import prepare_types
@@ -115,7 +115,7 @@ class Outgoing:
             if self._typed and (returned := read_returned(value)) is not None:
                 return returned
             if core is None:
-                return msgspec.json.decode(value)
+                return decode_json(value)
             # models leave by the names of their fields, which their aliases may hide
             return self._validator.validate_json(bytes(value), strict=True, by_alias=True, by_name=True)
         except NotReadable as error:

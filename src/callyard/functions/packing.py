@@ -22,6 +22,7 @@ from callyard.functions.encoding import (
     Lifted,
     ResultMisfit,
     encode_canonical,
+    encode_flat,
     encode_value,
     explain_refusal,
     kinds_within,
@@ -46,6 +47,9 @@ Buffer = memoryview | bytes | bytearray
 def encode_crossing(value: object, *, canonical: bool = False, nan_null: bool = False, aligned: bool = False) -> bytes:
     """A value as it crosses. `canonical`: equal values are equal bytes. `aligned`: it is used where it lies. Raises
     `ResultMisfit`."""
+    flat = encode_flat(value, canonical=canonical)
+    if flat is not None:
+        return flat
     try:
         kinds = kinds_within(value)
         if not any(map(_is_binary, kinds)):
@@ -54,7 +58,7 @@ def encode_crossing(value: object, *, canonical: bool = False, nan_null: bool = 
             return encode_value(value, nan_null=nan_null, kinds=kinds)
         parts: list[Part] = []
         buffers: list[Buffer] = []
-        rest = _lift(to_plain(value, canonical=canonical), (), parts, buffers)
+        rest = _lift(to_plain(value, canonical=canonical, kinds=kinds), (), parts, buffers)
     except (MemoryError, ResultMisfit):
         raise
     except Exception as error:
@@ -112,7 +116,7 @@ def _lift(node: Any, at: tuple[str | int, ...], parts: list[Part], buffers: list
 
 
 def _is_flat(data: bytearray | memoryview) -> bool:
-    return isinstance(data, bytearray) or data.c_contiguous
+    return isinstance(data, bytearray) or (data.c_contiguous and data.nbytes > 0)  # a shape with a zero has no cast
 
 
 def _to_part(value: object, at: tuple[str | int, ...]) -> tuple[Part, memoryview]:
@@ -187,11 +191,7 @@ class Packed:
 
     def decode(self) -> Any:
         """The value with its parts in place, each as what it was. Raises `NotReadable`."""
-        try:
-            root = msgspec.json.decode(self.value)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise NotReadable(f"no JSON: {error}") from error
-        return self.place(root, lambda index, crossed: crossed.to_python())
+        return self.place(decode_json(self.value), lambda index, crossed: crossed.to_python())
 
     def place(self, root: Any, make: Any) -> Any:
         """`root` with `make(index, crossed)` in the place of each part. Raises `NotReadable` where there is none."""
@@ -320,11 +320,7 @@ class Tokens:
         self.json = _ENCODE(self._fill(packed))
 
     def _fill(self, packed: Packed) -> Any:
-        try:
-            root = msgspec.json.decode(packed.value)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise NotReadable(f"no JSON: {error}") from error
-        return packed.place(root, self._token)
+        return packed.place(decode_json(packed.value), self._token)
 
     def _token(self, _: int, crossed: Crossed) -> Any:
         if crossed.kept is not None and crossed.kept.whole is None and crossed.part.at not in self._whole:
@@ -359,7 +355,15 @@ class Tokens:
 
 def decode_crossing(value: bytes) -> Any:
     """The Python value of an encoded one, without a type to read it by. Raises `NotReadable`, `ProtocolError`."""
-    return Packed.read(value).decode() if is_packed(value) else msgspec.json.decode(value)
+    return Packed.read(value).decode() if is_packed(value) else decode_json(value)
+
+
+def decode_json(value: bytes | memoryview) -> Any:
+    """Raises `NotReadable`: what is passed on unread may hold a number that Python has no room for, or be too deep."""
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise NotReadable(f"no JSON: {error}") from error
 
 
 def read_parts(value: bytes) -> Iterator[Part]:
@@ -378,6 +382,7 @@ __all__ = [
     "ResultMisfit",
     "Tokens",
     "decode_crossing",
+    "decode_json",
     "encode_crossing",
     "holds_binary",
     "is_packed",

@@ -8,9 +8,8 @@ ends would not do: it is the worker's own, too, and a short line would make itse
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
-
-import msgspec
 
 FIRST_AHEAD: Final = 16
 """Calls ahead while nothing is known yet."""
@@ -21,12 +20,14 @@ RUN_US_MIN: Final = 1
 """No call is taken for shorter."""
 
 
-class Lookahead(msgspec.Struct):
-    """Of one executor. `limit` is what may stand in its line, the call that is about to begin included."""
+@dataclass(eq=False, slots=True)
+class Lookahead:
+    """Of one executor."""
 
     ahead_ms: int
     """0: there is no limit."""
     limit: int = 1 + FIRST_AHEAD
+    """A line may get one more call while it is shorter: the call that is about to begin counts."""
     per_call_us: float | None = None
     """None: no end was seen yet."""
     moved_at_ms: int = 0
@@ -43,8 +44,12 @@ class Lookahead(msgspec.Struct):
         if self.squeezed:
             self._limit_to(self.per_call_us)
 
+    def __post_init__(self) -> None:
+        if not self.ahead_ms:
+            self.limit = LIMIT_MAX
+
     def end(self, run_us: int) -> None:
-        """A call ended that had run for so long."""
+        """A call ended. `run_us`: how long it had run, with those that ended just before it and told nothing."""
         self.ended += 1
         self.run_us += run_us
         if self.ended >= AVERAGED_CALLS or self.per_call_us is None or self.run_us >= 1_000:
@@ -69,12 +74,11 @@ class Lookahead(msgspec.Struct):
 
     def _limit_to(self, per_call_us: float | None) -> None:
         self.squeezed = False
+        if not self.ahead_ms:
+            self.limit = LIMIT_MAX
+            return
         ahead = FIRST_AHEAD if per_call_us is None else int(self.ahead_ms * 1_000 / max(per_call_us, RUN_US_MIN))
         self.limit = 1 + max(1, ahead)
-
-    def has_room(self, waiting: int) -> bool:
-        """Whether a line of `waiting` calls may get one more."""
-        return not self.ahead_ms or waiting < self.limit
 
     def is_held_up(self, now_ms: int) -> bool:
         """Nothing has left the line for longer than one may wait in it."""

@@ -54,17 +54,17 @@ def prepare_batch(plan: TaskPlan, batch_index: int, first_index: int, rows: Iter
         results.append(None)
         args_bytes += last_bytes
         last_bytes = len(row.args)
-        call = Call(
-            call_id=CallId(f"{prefix}{index}"),
-            task=_UNCOMMITTED,
-            batch=batch,
-            index=index,
-            target=target,
-            placement=placement,
-            args=row.args,
-            strings=row.strings,
-            max_attempts=plan.max_attempts,
-            budget_ms=budget_ms,
+        call = Call(  # by position: this runs for every call
+            CallId(f"{prefix}{index}"),
+            _UNCOMMITTED,
+            batch,
+            index,
+            target,
+            placement,
+            row.args,
+            row.strings,
+            plan.max_attempts,
+            budget_ms,
         )
         if tied:
             call.ties = Ties(keyed=keyed)

@@ -8,6 +8,7 @@ Source: call-execution X3-X5.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -132,7 +133,11 @@ class CallResult(msgspec.Struct, frozen=True, gc=False):
         return self.failure is None
 
 
-class Ties(msgspec.Struct, eq=False):
+NO_REQUEST: Final = RequestId("")
+
+
+@dataclass(eq=False, slots=True)
+class Ties:
     """What ties a call to others: its family, equal calls, a seat. A plain root call has none, and costs nothing here.
 
     What belongs to one attempt is reset when the call is bound.
@@ -142,7 +147,7 @@ class Ties(msgspec.Struct, eq=False):
 
     depth: int = 0
     """Calls above it; a root's is 0."""
-    request_id: RequestId = RequestId("")
+    request_id: RequestId = NO_REQUEST
     """The request of its parent that its end answers."""
     spread: bool = False
     """Rather on another executor than its parent's (X30)."""
@@ -150,7 +155,7 @@ class Ties(msgspec.Struct, eq=False):
     """Its parent's attempt is over: nobody waits for its end."""
     used_ms: int = 0
     """What it used of its parent's budget, by its terminal frame."""
-    children: dict[CallId, Call] = {}
+    children: dict[CallId, Call] = field(default_factory=dict)
     """Subcalls of the current attempt that are not DONE."""
     charged_ms: int = 0
     """What requests have used of the current attempt's budget (X65, X85)."""
@@ -181,7 +186,8 @@ class Ties(msgspec.Struct, eq=False):
     """Set aside until an executor is free of other calls (X90)."""
 
 
-class Call(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Call:
     """The one carrier of a call's state. Only the scheduler changes it."""
 
     call_id: CallId

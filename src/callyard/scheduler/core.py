@@ -234,9 +234,13 @@ class Scheduler(Decisions):
             return self._release_stale(event.executor_id, event.call_id, event.attempt_seq)
         ex = call.executor
         assert ex is not None
-        if not call.begun:
-            self._prove_begun(call, ex, now_ms)
-        ex.lookahead.end(event.run_us)
+        line = ex.lookahead
+        if not call.begun and call.parent is None and now_ms != line.moved_at_ms:
+            line.move(now_ms)
+        if event.run_us:
+            line.end(event.run_us)
+        else:
+            line.ended += 1
         if call.ties is not None:
             call.ties.used_ms = event.budget_used_ms
         unbind = self._release(call)
@@ -602,9 +606,12 @@ class Scheduler(Decisions):
         """The pages of executors are worth a look: calls wait for a line that may have moved on unseen, or stand in one
         while another executor may have nothing to run. Answered by `MarksRead`."""
         index = self._index
+        index.settle()
+        if not index.crowded:
+            return False
         if index.held and self._turns.rings:
             return True
-        return 0 < len(index.crowded) < len(index.executors) and self._config.queue_ahead_ms > 0
+        return len(index.crowded) < len(index.executors) and self._config.queue_ahead_ms > 0
 
     def exclusive_waiting(self, pool: PoolName) -> int:
         """Exclusive calls that are ready and have no executor: their pool grows for them (X90)."""

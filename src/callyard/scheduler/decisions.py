@@ -75,7 +75,6 @@ class Decisions(CallLives):
                 return []
             # What was set aside let others go on: look there too.
             if turns.entries + self._subcalls.strayed == entered and not subcalls:
-                self._index.refresh()
                 return self._decide_exclusive(now_ms, insists=True) if exclusives else []
 
     def _share(self, function: FunctionId, ring: Ring, best: ExecutorState, now_ms: int) -> ExecutorState | None:

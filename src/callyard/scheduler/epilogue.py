@@ -109,6 +109,7 @@ class Epilogue:
     def _converge(self, task: Task, commands: list[SchedulerCommand]) -> None:
         del self._tasks[task.task_id]
         self._turns.leave(task)
+        task.lanes.clear()  # they name it: its results would stay until Python looks for cycles
         following = self._slots.release(task)
         if following is not None:
             self._turns.enter_all(following)

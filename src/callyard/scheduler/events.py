@@ -33,7 +33,7 @@ class CallCompleted(Event, frozen=True):
     budget_used_ms: int = 0
     """Running time it was charged with; a subcall's parent pays it."""
     run_us: int = 0
-    """How long code of it ran; one event may tell that of others that came with it."""
+    """How long code of it ran. 0: the last of those that came with it tells that of all."""
 
 
 class AttemptFailed(Event, frozen=True):

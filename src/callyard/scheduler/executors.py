@@ -12,6 +12,7 @@ held short (`policy.lookahead`). Source: call-execution X8-X10, X23, X91.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,8 @@ class ExecutorSnapshot(msgspec.Struct, frozen=True, gc=False):
     """None: silence is not judged now."""
 
 
-class ExecutorState(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class ExecutorState:
     """One executor process as the scheduler sees it."""
 
     executor_id: ExecutorId
@@ -57,17 +59,17 @@ class ExecutorState(msgspec.Struct, eq=False):
     """What it is bound to, of its own pool; None: nothing yet."""
     memory_high_watermark: int | None = None
     """None: the setting."""
-    live: dict[CallId, int] = {}
+    live: dict[CallId, int] = field(default_factory=dict)
     """Live reservations: call id to attempt_seq."""
-    draining: set[tuple[CallId, int]] = set()
+    draining: set[tuple[CallId, int]] = field(default_factory=set)
     """Reservations of cancelled attempts, by call id and attempt_seq, that wait for their terminal frame."""
-    draining_subcalls: set[tuple[CallId, int]] = set()
+    draining_subcalls: set[tuple[CallId, int]] = field(default_factory=set)
     """Those among `draining` that hold no root call's context."""
     live_roots: int = 0
     """Root calls among `live`: `local_inflight`."""
     unbegun: int = 0
     """Root calls among `live` of which nothing shows that they have begun: its line."""
-    lookahead: Lookahead = msgspec.field(default_factory=lambda: Lookahead(0))
+    lookahead: Lookahead = field(default_factory=lambda: Lookahead(0))
     code_runs: bool = True
     """By its page when it was last read, and since then something was bound: a call's code runs there."""
     waiting: int = 0
@@ -95,15 +97,10 @@ class ExecutorState(msgspec.Struct, eq=False):
     """Changed since its last entry."""
     closed: bool = False
     """Takes no root call: an exclusive one is there, or will be once it is empty (X90)."""
-    subcalls: deque[Call] = msgspec.field(default_factory=deque)
+    subcalls: deque[Call] = field(default_factory=deque)
     """READY subcalls whose home this is; those that ended where they stand are no longer `queued`."""
     in_ring: bool = False
     """Has its turn among executors with subcalls to bind."""
-
-    @property
-    def is_crowded(self) -> bool:
-        """A call waits there behind one that runs, as far as the worker knows."""
-        return self.unbegun > 0 and len(self.live) - self.waiting > 1
 
     @property
     def is_free(self) -> bool:
@@ -170,7 +167,7 @@ def score(ex: ExecutorState, config: SchedulerConfig, *, past_line: bool = False
         or inflight >= config.executor_max_inflight
         or runnable >= config.executor_max_runnable
         or (watermark and ex.snapshot.memory_bytes >= watermark)
-        or not (past_line or ex.lookahead.has_room(ex.unbegun))
+        or (ex.unbegun >= ex.lookahead.limit and not past_line)
     ):
         return None
     return runnable, inflight, -headroom, ex.executor_id
@@ -207,7 +204,8 @@ class ExecutorIndex:
         self._entered = 0
         """Entries so far: the order of entry, which is the cursor of sampling."""
         self.crowded: dict[ExecutorId, ExecutorState] = {}
-        """Where calls wait behind others; this and `held` are true between turns."""
+        """Where a call waits behind one that runs, as far as the worker knows; this and `held` are true after `settle`,
+        `refresh` and a choice."""
         self.held: dict[ExecutorId, ExecutorState] = {}
         """Those of them that take no call for their line alone."""
 
@@ -250,11 +248,18 @@ class ExecutorIndex:
             return self._select_sampled(placement, now_ms)
         return self._first(placement, now_ms)
 
+    def settle(self) -> None:
+        """Make `crowded` and `held` true; at little cost where nobody is crowded, as with one call after the other."""
+        for ex in self._touched:
+            if self.crowded or (ex.unbegun and len(ex.live) > 1):
+                self.refresh()
+                return
+
     def refresh(self) -> None:
         """Take in what changed since the last choice."""
-        touched, self._touched = self._touched, []
-        for ex in touched:
+        for ex in self._touched:
             self._enter(ex)
+        self._touched.clear()
 
     def select_other(self, placement: Placement, now_ms: int, ex: ExecutorState) -> ExecutorState | None:
         """The usual choice among the others (X30); where they have room but for their lines, the best of those: what
@@ -284,9 +289,10 @@ class ExecutorIndex:
         ex.touched = False
         ex.version += 1
         standing = score(ex, self._config)
-        if ex.is_crowded != (ex.executor_id in self.crowded):
-            self._list(self.crowded, ex, ex.is_crowded)
-        held = standing is None and not ex.lookahead.has_room(ex.unbegun)
+        crowded = ex.unbegun > 0 and len(ex.live) - ex.waiting > 1  # a call waits there behind one that runs
+        if crowded != (ex.executor_id in self.crowded):
+            self._list(self.crowded, ex, crowded)
+        held = standing is None and ex.unbegun >= ex.lookahead.limit
         if held or ex.executor_id in self.held:
             self._list(self.held, ex, held and score(ex, self._config, past_line=True) is not None)
         if standing is None:
@@ -320,6 +326,8 @@ class ExecutorIndex:
 
     def _peek(self, key: Placement | PoolName, now_ms: int) -> _Entry | None:
         heap = self._heaps.get(key)
+        if heap is None:
+            return None
         while heap:
             entry = heap[0]
             ex = entry[5]
@@ -330,6 +338,7 @@ class ExecutorIndex:
                     ex.wake_at_ms = ex.blocked_until_ms
                     heappush(self._blocked, (ex.blocked_until_ms, ex.executor_id, ex))
             heappop(heap)
+        del self._heaps[key]
         return None
 
     def _select_sampled(self, placement: Placement, now_ms: int) -> ExecutorState | None:

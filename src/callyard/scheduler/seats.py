@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-
-import msgspec
+from dataclasses import dataclass, field
 
 from callyard.ids import CallId, Digest, FunctionId
 from callyard.scheduler.calls import Call
@@ -22,25 +21,27 @@ from callyard.scheduler.tasks import Task
 _LineKey = tuple[FunctionId, Digest]
 
 
-class Seat(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Seat:
     owner: Call
     line: Line
     users: int = 0
     """Reservations that stand on it: its owner's, those that share it, those of old attempts that still drain."""
 
 
-class Line(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Line:
     """One function's seats, and the calls that wait for one."""
 
     key: _LineKey
     limit: int
     roots: TaskQueues
-    taken: dict[Seat, None] = {}
+    taken: dict[Seat, None] = field(default_factory=dict)
     """In the order in which they were taken; of one call two, when an old attempt of it still drains."""
-    called_roots: dict[CallId, Call] = {}
+    called_roots: dict[CallId, Call] = field(default_factory=dict)
     """Seats are kept for these against other roots."""
-    called_subcalls: dict[CallId, Call] = {}
-    subcalls: OrderedDict[CallId, Call] = msgspec.field(default_factory=OrderedDict)
+    called_subcalls: dict[CallId, Call] = field(default_factory=dict)
+    subcalls: OrderedDict[CallId, Call] = field(default_factory=OrderedDict)
 
     @property
     def waiting(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -44,7 +45,8 @@ class TaskPlan(msgspec.Struct, frozen=True, gc=False):
     """NaN and infinities in results of its root calls are null."""
 
 
-class Batch(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Batch:
     """Rows that were committed together and settle together."""
 
     index: int
@@ -59,7 +61,8 @@ class Batch(msgspec.Struct, eq=False):
     """Subcalls below its root calls that are not DONE."""
 
 
-class Lane(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Lane:
     """A task's READY root calls of one placement, so that no call waits behind one that runs elsewhere. A tool call is
     a task of its own, and so has one function."""
 
@@ -73,13 +76,14 @@ class Lane(msgspec.Struct, eq=False):
     """In the ring of lanes that take turns."""
 
 
-class Task(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Task:
     """State of one task. Only the scheduler changes it."""
 
     plan: TaskPlan
     batches: dict[int, Batch]
     """Batches that have not settled."""
-    lanes: dict[Placement, Lane] = {}
+    lanes: dict[Placement, Lane] = field(default_factory=dict)
     active: bool = False
     """In the call phase: holds a slot, or needs none."""
     held_back: bool = False
@@ -98,11 +102,11 @@ class Task(msgspec.Struct, eq=False):
     next_batch_index: int = 0
     held_output_bytes: int = 0
     """Outputs the worker holds: of unsettled batches, and of settled ones that no sink has taken."""
-    untaken: dict[int, int] = {}
+    untaken: dict[int, int] = field(default_factory=dict)
     """Settled batches whose outputs no sink has taken: index to bytes."""
-    settled: list[Batch] = []
+    settled: list[Batch] = field(default_factory=list)
     """Batches whose last call ended since the last epilogue (streaming)."""
-    results: list[CallResult] = []
+    results: list[CallResult] = field(default_factory=list)
     """Results kept until convergence (not streaming), by batch."""
     dirty: bool = False
     sharing: Sharing | None = None

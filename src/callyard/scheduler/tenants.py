@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
-
-import msgspec
 
 from callyard.ids import FunctionId, Tenant
 from callyard.scheduler.config import QUANTUM_MAX
@@ -27,7 +26,8 @@ IDLE_MAX: Final = 4_096
 """So many tenants without calls are remembered; one that was forgotten counts as never served."""
 
 
-class Standing(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Standing:
     """A tenant with ready calls, or calls in flight."""
 
     tenant: Tenant
@@ -36,7 +36,7 @@ class Standing(msgspec.Struct, eq=False):
     """Root calls RUNNING or WAITING."""
     served_at: int = 0
     """Number of its last bind; 0: there was none."""
-    rings: dict[Ring, None] = {}
+    rings: dict[Ring, None] = field(default_factory=dict)
     """Those with its ready calls, in turn."""
     version: int = 0
     """Of its valid entry in the heap; 0: none is."""

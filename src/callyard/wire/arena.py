@@ -20,6 +20,8 @@ ARENA_VALUE_BYTES: Final = 1024 * 1024
 """A value of more bytes goes by the arena."""
 GRAIN_BYTES: Final = 64 * 1024
 """Places begin and end at multiples of it: every system's pages fit in."""
+SHARED_WINDOW_BYTES: Final = 16 * 1024 * 1024
+"""The file of shared values grows by multiples of it, and executors map it by such pieces."""
 
 
 class ArenaTooSmall(Exception):

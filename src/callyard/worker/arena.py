@@ -47,9 +47,14 @@ class Arena:
             raise
         return stored
 
-    def check(self, stored: Stored) -> None:
-        """Raises `ProtocolError` for a place that is not the executor's to fill."""
+    def check(self, stored: Stored, together: int = 0) -> None:
+        """Raises `ProtocolError` for a place that is not the executor's to fill. `together`: the bytes of all that it
+        has put in and we have not given back. More than its half would be one place named often: a copy each time."""
         check_within(stored, self._incoming, self._executor_id)
+        if together > self._incoming[1]:
+            raise ProtocolError(
+                f"values of {together} bytes together: expected at most {self._incoming[1]} ({self._executor_id})"
+            )
 
     def take(self, stored: Stored) -> bytes:
         """A copy of what the executor put in. Raises `ProtocolError` for a place that is not its own to fill."""

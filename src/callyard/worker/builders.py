@@ -13,7 +13,8 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
@@ -389,7 +390,8 @@ class CsvSource(_ByteSource):
         expected = "expected a first line with the names of the columns"
         for position, name in enumerate(names, 1):
             if not name:
-                raise UsageError(f"{where}: column {position} has no name: {expected}")
+                pandas = " (pandas writes its index so, without index=False)" if position == 1 else ""
+                raise UsageError(f"{where}: column {position} has no name: {expected}{pandas}")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise UsageError(f"{where}: two columns are named {twice[0]!r}: {expected}, each another")
@@ -499,7 +501,11 @@ class IterableSource:
             )
         self._values = values
         self._strings = strings
-        self._nan_null = nan_null
+        self._encode: Callable[[Any], bytes] = (
+            partial(encode_canonical, nan_null=nan_null)
+            if strings
+            else partial(encode_crossing, canonical=True, nan_null=nan_null)
+        )
         self.name = name
         self.total: int | None = len(values) if isinstance(values, Sized) else None
         self.may_block = not isinstance(values, Sequence)
@@ -520,11 +526,6 @@ class IterableSource:
                 yield Row(index, failure=fail(ErrorKind.SCHEMA, f"row {index}: {misfit.message}", **details))
                 continue
             yield Row(index, args, None, self._strings)
-
-    def _encode(self, row: Any) -> bytes:
-        if self._strings:
-            return encode_canonical(row, nan_null=self._nan_null)
-        return encode_crossing(row, canonical=True, nan_null=self._nan_null)
 
 
 FileSource: TypeAlias = "JsonlSource | CsvSource | ParquetSource"
@@ -571,7 +572,7 @@ def open_source(
         raise UsageError(f"unknown format {format!r}: expected {FORMATS}")
     if text != "-":
         check_readable(Path(text))
-    known = f"expected {FORMATS} as its suffix, or a format named explicitly"
+    known = f"expected {FORMATS} as its suffix, or the format by --format (in Python: format=…)"
     raise UsageError(f"{text}: unknown format {chosen!r}: {known}" if chosen else f"{text} has no suffix: {known}")
 
 

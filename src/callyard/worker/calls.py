@@ -8,7 +8,7 @@ its options are always beside it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -100,7 +100,8 @@ def read_call(
         arguments, asked = (args[0] if args else None), {**kwargs}
         if "args" in asked and not args:
             arguments = asked.pop("args")
-        check_options(method, asked, known)
+        of_one = "" if args else f"; arguments of a function by name are one value: {method}({function!r}, {{…}})"
+        check_options(method, asked, known, of_one)
         return AskedCall(function, _encode_args(arguments, wants_null(asked)), None, asked)
     if isinstance(function, BoundCall):
         if args:
@@ -115,16 +116,18 @@ def read_call(
 
 def wants_null(options: Mapping[str, Any]) -> bool:
     """Whether NaN is to be null. Raises `UsageError` for an option `nan` that is none."""
-    nan = options.get("nan", "refuse")
+    if "nan" not in options:
+        return False
+    nan = options["nan"]
     if nan not in NANS:
         raise UsageError(f"nan must be one of {', '.join(NANS)}, got {nan!r}")
     return bool(nan == "null")
 
 
-def check_options(method: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_options(method: str, given: Collection[str], known: Iterable[str], advice: str = "") -> None:
     """Raises `TypeError`, as Python does for its own."""
-    if unknown := [name for name in given if name not in known]:
-        raise TypeError(f"{method}() has no option {unknown[0]!r}; it has {', '.join(known)}")
+    if given and (unknown := [name for name in given if name not in known]):
+        raise TypeError(f"{method}() has no option {unknown[0]!r}; it has {', '.join(known)}{advice}")
 
 
 def _encode_args(args: object, nan_null: bool) -> bytes:

@@ -38,9 +38,18 @@ def names_taken(spec: FunctionSpec) -> tuple[str, ...] | None:
     if not spec.takes_row:
         # Without the word JSON Schema allows any further name; a signature without **kwargs says false.
         return tuple(schema.get("properties", {})) if schema.get("additionalProperties") is False else None
-    properties = schema.get("properties", {})
-    required = schema.get("required") or list(properties)
-    return _fields(properties.get(required[0]), parts) if len(required) == 1 else None
+    name = _only_parameter(schema)
+    return None if name is None else _fields(schema["properties"].get(name), parts)
+
+
+def row_parameter(spec: FunctionSpec) -> str | None:
+    """The one parameter that takes a whole row; None: the function has none, or nobody knows."""
+    return _only_parameter(msgspec.json.decode(spec.input_schema)) if spec.takes_row else None
+
+
+def _only_parameter(schema: Mapping[str, Any]) -> str | None:
+    names: list[str] = schema.get("required") or list(schema.get("properties", {}))
+    return names[0] if len(names) == 1 else None
 
 
 class FittedRows:
@@ -213,5 +222,6 @@ def _keep(args: bytes, kept: Mapping[str, msgspec.Raw]) -> bytes:
 
 
 def _suggest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, 1, _ALIKE_RATIO)
+    alike = {other.casefold(): other for other in reversed(names)}  # upper case is as far as another word, by the ratio
+    close = [alike[found] for found in difflib.get_close_matches(name.casefold(), alike, 1, _ALIKE_RATIO)]
     return f" is {name!r} meant to be {close[0]!r}?" if close else ""

@@ -133,6 +133,40 @@ class LinkOwner(Protocol):
 class ExecutorLink(asyncio.Protocol):
     """An asyncio protocol over the socket to one executor."""
 
+    __slots__ = (  # read for every call: above 30 attributes without slots each read is a search
+        "_asking",
+        "_batch",
+        "_bytes_max",
+        "_clock",
+        "_deaf",
+        "_flushed",
+        "_for_room",
+        "_frames_max",
+        "_granted",
+        "_held",
+        "_held_bytes",
+        "_lost",
+        "_outbox",
+        "_outbox_bytes",
+        "_owner",
+        "_read_bytes",
+        "_read_grants",
+        "_reader",
+        "_sealed",
+        "_tail_socket",
+        "_transport",
+        "_write_paused",
+        "arena",
+        "cancelled_at_ms",
+        "dropped_messages",
+        "executor_id",
+        "finished_calls",
+        "io_attempts",
+        "marks",
+        "seats",
+        "write_blocked_since_ms",
+    )
+
     def __init__(
         self,
         executor_id: ExecutorId,
@@ -149,6 +183,8 @@ class ExecutorLink(asyncio.Protocol):
         """What an attempt has in the arena, or had: it goes with its seat at the latest."""
         self._read_grants: list[int] = []
         """What was copied out of the arena, and is to be told."""
+        self._read_bytes = 0
+        """How much that was: together it had room there."""
         self._for_room: deque[Callable[[], None]] = deque()
         """What waits for room in the arena."""
         self.executor_id = executor_id
@@ -215,7 +251,7 @@ class ExecutorLink(asyncio.Protocol):
             self._deaf = True
             self._break("malformed_frame", str(error))
         if self._read_grants:
-            grants, self._read_grants = self._read_grants, []
+            grants, self._read_grants, self._read_bytes = self._read_grants, [], 0
             if self.send(ArenaReleased(ArenaReleasedPayload(grants))):
                 self.flush()
         if events:
@@ -263,16 +299,17 @@ class ExecutorLink(asyncio.Protocol):
                     self._owner.on_interrupted(self)
                 events.append(self._attempt_failed(message.call_id, message.payload))
             case CallsSettled():
-                self.finished_calls += len(message.payload.calls)
-                run_us = message.payload.run_us
-                for call in message.payload.calls:
+                calls = message.payload.calls
+                self.finished_calls += len(calls)
+                for call in calls:
                     if call.failure is not None:
                         events.append(self._attempt_failed(call.call_id, call.failure))
                     else:
                         output = bytes(call.output)
                         seq, used_ms = call.attempt_seq, call.budget_used_ms
-                        events.append(CallCompleted(self.executor_id, call.call_id, seq, output, (), used_ms, run_us))
-                        run_us = 0
+                        events.append(CallCompleted(self.executor_id, call.call_id, seq, output, (), used_ms))
+                if calls and isinstance(last := events[-1], CallCompleted):
+                    events[-1] = msgspec.structs.replace(last, run_us=message.payload.run_us)
             case CallWaiting():
                 self._take_waiting(message, sidecar, events)
             case Heartbeat():
@@ -326,7 +363,8 @@ class ExecutorLink(asyncio.Protocol):
         if self.arena is None:
             raise ProtocolError(f"a value in the arena of {self.executor_id}, which has none")
         self._read_grants.append(at.grant)
-        self.arena.check(at)
+        self._read_bytes += at.length
+        self.arena.check(at, self._read_bytes)
         if attempt not in self.seats:
             return b"null"  # it is over: nobody looks at what it says, and it may say much
         value = self.arena.take(at)

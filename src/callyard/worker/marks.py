@@ -14,7 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from callyard.ids import CallNumber
 
@@ -42,9 +42,9 @@ class MarkPage:
 
     def begun(self) -> set[CallNumber]:
         """Numbers of all attempts that have begun in a context since it was last used."""
-        marks = set(self._view.tolist())
-        marks.discard(0)
-        return {CallNumber(mark) for mark in marks}
+        marks = cast(set[CallNumber], set(self._view.tolist()))
+        marks.discard(CallNumber(0))
+        return marks
 
     def running(self) -> CallNumber | None:
         """The attempt whose code ran when the executor last wrote; None: none did."""

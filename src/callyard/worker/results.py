@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
 
 import msgspec
 
-from callyard.errors import CallError, CallFailure, ErrorKind, fail
+from callyard.errors import CallError, CallFailure, ErrorKind, ProtocolError, fail
 from callyard.functions.calling import R_co
-from callyard.functions.packing import NotReadable, decode_crossing
+from callyard.functions.packing import NotReadable, decode_crossing, decode_json
 from callyard.scheduler import CallResult, StopReason
 from callyard.wire.messages import CallEventKind, CallEventPayload
 
@@ -177,7 +177,11 @@ class CallEvent(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, index: int, event: CallEventPayload) -> CallEvent:
-        value = msgspec.json.decode(event.value)
+        """Raises `ProtocolError` for a value that Python has no room for."""
+        try:
+            value = decode_json(event.value)
+        except NotReadable as error:
+            raise ProtocolError(f"an event of a call: {error}") from error
         return cls(index, event.event_kind, event.text, event.level, value, event.cut_count)
 
 

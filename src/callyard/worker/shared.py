@@ -27,9 +27,9 @@ from typing import Final, TypeVar
 
 from callyard.errors import CallFailure, ErrorKind, UsageError, fail
 from callyard.functions.encoding import ResultMisfit
-from callyard.functions.packing import encode_crossing, is_packed, read_parts
+from callyard.functions.packing import encode_crossing, read_parts
 from callyard.functions.shared import Shared, SharedPlace
-from callyard.wire.arena import GRAIN_BYTES, Room, round_up
+from callyard.wire.arena import GRAIN_BYTES, SHARED_WINDOW_BYTES, Room, round_up
 from callyard.worker.arena import punch, write_at
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class SharedMemory:
         if self._sealed is not None:
             self._sealed[0][offset : offset + len(encoded)] = encoded
             return
-        os.ftruncate(self._fd, offset + size)
+        os.ftruncate(self._fd, -(-(offset + size) // SHARED_WINDOW_BYTES) * SHARED_WINDOW_BYTES)
         write_at(self._fd, encoded, offset)
 
     def _free(self, number: int, offset: int, size: int) -> None:
@@ -133,9 +133,8 @@ class SharedMemory:
             self._loop.call_soon_threadsafe(self._look_at, place.number)
 
     def use(self, task: Hashable, args: bytes) -> CallFailure | None:
-        """Keep the shared values in these arguments until `task` has ended. A failure: they are not ours, or gone."""
-        if not is_packed(args):
-            return None
+        """Keep the shared values in these packed arguments until `task` has ended. A failure: they are not ours, or
+        gone."""
         for part in read_parts(args):
             if part.place is None:
                 continue

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final, Protocol
 
 from callyard.clock import Clock
@@ -24,6 +25,7 @@ from callyard.scheduler import events as e
 from callyard.scheduler.batches import PreparedBatch
 from callyard.scheduler.statistics import TaskProgress
 from callyard.wire.messages import JSON_FORM, CallContext, CallEventPayload, ResultForm
+from callyard.wire.values import is_packed
 from callyard.worker.actor import DEFAULT_CONTEXT, Actor, BatchPrepared, CallSubmitted, TaskOpened
 from callyard.worker.begun import BegunRows
 from callyard.worker.builders import Row
@@ -41,6 +43,7 @@ ATTEMPT_FORM: Final = ResultForm(bytes_max=RESULT_BYTES_MAX)
 """Of a tool call: JSON, and no more than a gate hands on (D26)."""
 BATCHES_PER_SLICE: Final = 16
 """Batches built before the loop gets its turn again."""
+_ARGS_OF: Final = attrgetter("args")
 
 
 class BatchGate(Protocol):
@@ -56,6 +59,48 @@ class BatchGate(Protocol):
 
 class TaskRun:
     """One call list from its first row to its convergence. Satisfies `TaskListener`."""
+
+    __slots__ = (  # read for every call: above 30 attributes without slots each read is a search
+        "_actor",
+        "_building",
+        "_clock",
+        "_config",
+        "_echoes",
+        "_ended",
+        "_failure",
+        "_feed",
+        "_function",
+        "_gate",
+        "_gated",
+        "_keep_shared",
+        "_mean_output_bytes",
+        "_next_batch",
+        "_on_end",
+        "_opened",
+        "_rate_at_ms",
+        "_rate_rows",
+        "_reorder",
+        "_rest",
+        "_rows_built",
+        "_rows_per_ms",
+        "_rows_settled",
+        "_shut",
+        "_source_ended",
+        "_told",
+        "_told_end",
+        "_view",
+        "_wake",
+        "_weights",
+        "_window",
+        "audits",
+        "begun",
+        "context",
+        "converged",
+        "plan",
+        "result_form",
+        "source_error",
+        "wants_events",
+    )
 
     takes_rows = True
     trail: SubcallTrail | None = None
@@ -78,7 +123,7 @@ class TaskRun:
         on_end: Callable[[TaskRun | SingleCall], None],
         keep_shared: Callable[[TaskRun, bytes], CallFailure | None] = lambda _, __: None,
     ) -> None:
-        """`keep_shared`: called with each row's arguments; a failure is the row's."""
+        """`keep_shared`: called with the arguments of each row that has binary parts; a failure is the row's."""
         self.plan = plan
         self.context = _context_of(plan)
         self.audits = view.audits
@@ -166,7 +211,7 @@ class TaskRun:
             ended = taken.ended
         rows = self._take_following()
         if rows:
-            size = sum(len(row.args) for row in rows) + int(self._mean_output_bytes * len(rows))
+            size = sum(map(len, map(_ARGS_OF, rows))) + int(self._mean_output_bytes * len(rows))
             self._window.take(size)
             self._weights[self._next_batch] = size
             prepared = prepare_batch(self.plan, self._next_batch, rows[0].index, map(self._new_call, rows))
@@ -184,9 +229,14 @@ class TaskRun:
         return bool(rows)
 
     def _take_following(self) -> list[Row]:
-        rows: list[Row] = []
-        while self._rest and (not rows or self._rest[0].index == rows[-1].index + 1):
-            rows.append(self._rest.popleft())
+        rest = self._rest
+        if rest and rest[-1].index - rest[0].index == len(rest) - 1:  # there is no gap
+            rows = list(rest)
+            rest.clear()
+            return rows
+        rows = []
+        while rest and (not rows or rest[0].index == rows[-1].index + 1):
+            rows.append(rest.popleft())
         return rows
 
     def _send(self, prepared: PreparedBatch) -> None:
@@ -219,7 +269,7 @@ class TaskRun:
         target = None
         if row.echo:
             self._echoes[row.index] = row.echo
-        if failure is None:
+        if failure is None and is_packed(row.args):
             failure = self._keep_shared(self, row.args)
         if failure is None:
             target = self._view.get(name) if name is not None else None

@@ -40,6 +40,7 @@ from callyard.scheduler.placement import DEFAULT_POOL, PoolName
 from callyard.scheduler.statistics import SchedulerStatistics
 from callyard.scheduler.tasks import CachePolicy
 from callyard.wire.messages import CallContext, CallEventPayload
+from callyard.wire.values import is_packed
 from callyard.worker.actor import Actor, describe_missing_function
 from callyard.worker.attempts import AttemptRunner
 from callyard.worker.audit_gate import Admission, AuditGate, AuditRefused
@@ -351,7 +352,7 @@ class Worker(Calls):
             await self._shelf.wait_idle()  # a start that was under way may still write
         if self._shared is not None:
             self._shared.close()
-            self._shared = None
+            self._shared, self._no_shared = None, "the worker is closed"
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
@@ -731,7 +732,9 @@ class Worker(Calls):
 
     def _keep_shared(self, plan: TaskPlan, args: bytes) -> CallFailure | None:
         """What is shared in these arguments stays until the task has ended."""
-        return None if self._shared is None else self._shared.use(plan.task_id, args)
+        if self._shared is None or not is_packed(args):
+            return None
+        return self._shared.use(plan.task_id, args)
 
     def _pin(self, run: TaskRun | SingleCall, view: CodeView) -> None:
         """The task's code stays until the task has ended."""
@@ -813,7 +816,7 @@ class Worker(Calls):
             streaming=streaming,
             uses_slot=streaming,
             binary=binary,
-            nan_null=wants_null({"nan": nan}),
+            nan_null=nan != "refuse" and wants_null({"nan": nan}),
         )
         view = self._view
         if budget_ms is not None:

@@ -161,3 +161,22 @@ def runs_if_pure(path: str) -> int:
 @function
 def runs(path: str) -> int:
     return _count_run(path)
+
+
+@function
+def not_finite(form: str) -> object:
+    values: dict[str, object] = {
+        "list": [1.5, float("nan"), float("inf")],
+        "bytes": [b"x", float("nan")],
+        "finite": [1.5],
+    }
+    if form == "array":
+        import numpy as np
+
+        return np.array([1.5, np.nan])
+    return values[form]
+
+
+@function(nan="null")
+def nan_as_null(x: float) -> list[float]:
+    return [x, x * float("inf")]

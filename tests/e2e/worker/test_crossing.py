@@ -47,7 +47,7 @@ def test_what_crosses_arrives(yard: SyncYard, row: Crossing) -> None:
         assert shown.error is not None
         assert (shown.error.kind, shown.error.message) == (
             ErrorKind.RESULT,
-            "/0: nan is not JSON: use None, or text, instead",
+            "/0: nan is not JSON: use None, or text, instead; nan='null' makes it null",
         )
         return
     raw = shown.raw

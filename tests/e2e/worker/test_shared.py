@@ -20,6 +20,7 @@ from callyard.errors import ErrorKind, ProtocolError
 from callyard.executor.shared import SharedValues
 from callyard.functions.packing import NotReadable, encode_crossing
 from callyard.functions.shared import SharedPlace
+from callyard.wire.arena import GRAIN_BYTES, SHARED_WINDOW_BYTES
 from callyard.wire.values import check_value
 from tests.e2e import shared_file as f
 
@@ -243,6 +244,40 @@ def test_a_place_that_is_none(tmp_path: Path) -> None:
     values.open((3, 65_536, 5))
     assert (1, 0, 3) not in values._kept, "what was freed is let go of"
     os.close(values.fd)
+
+
+def test_many_small_ones_take_few_descriptors(tmp_path: Path) -> None:
+    """A mapping holds one, and an executor, a confined one above all, has few."""
+    path = tmp_path / "shared"
+    count, window = 300, SHARED_WINDOW_BYTES
+    with path.open("wb") as file:
+        for number in range(count):
+            file.seek(number * GRAIN_BYTES)
+            file.write(b"%03d" % (number + 100))
+        file.seek(2 * window - 100_000 // GRAIN_BYTES * GRAIN_BYTES)
+        file.write(b"[" + b" " * 200_000 + b"]")
+        file.truncate(3 * window)
+    values = SharedValues(os.open(path, os.O_RDONLY))
+    before = len(os.listdir("/dev/fd"))
+    kept = [values.open((number, number * GRAIN_BYTES, 3)) for number in range(count)]
+    across = values.open((count, 2 * window - 100_000 // GRAIN_BYTES * GRAIN_BYTES, 200_002))
+    assert [one.decode() for one in kept] == list(range(100, 100 + count))
+    assert across.decode() == []
+    assert len(os.listdir("/dev/fd")) <= before + 3
+    path.write_bytes(bytes(3 * window))
+    kept.clear()
+    del across
+    values.open((count + 1, 2 * window, 3))
+    gc.collect()
+    assert len(os.listdir("/dev/fd")) <= before + 1, "a mapping goes with the last value in it"
+    os.close(values.fd)
+
+
+async def test_a_worker_that_is_closed_says_so() -> None:
+    async with open_worker() as worker:
+        pass
+    with pytest.raises(UsageError, match="the worker is closed"):
+        worker.shared(1)
 
 
 def test_an_executor_shares_nothing() -> None:

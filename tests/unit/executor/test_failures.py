@@ -70,3 +70,18 @@ def test_a_chain_of_thousands_of_causes_is_cut() -> None:
     text = failures.stack_of(error)
     assert "ValueError: last" in text
     assert text.count("KeyError") == raised.CHAIN_MAX
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("/bundle/data/a b.csv", " (data files are sent along only when they are included: --include 'data/a b.csv')"),
+        ("/elsewhere/a.csv", ""),
+        ("a.csv", ""),
+        (5, ""),
+    ],
+)
+def test_a_file_that_is_not_in_the_bundle_is_told_with_the_option_that_brings_it(name: object, advice: str) -> None:
+    error = FileNotFoundError(2, "none", name)
+    message = failures.describe(error, root="/bundle", with_locals=False).message
+    assert message == f"FileNotFoundError: {str(error).replace('/bundle/', '')}{advice}"

@@ -128,6 +128,8 @@ class Moment(dt.datetime):
         (np.int64(2**62), str(2**62)),
         (np.uint8(255), "255"),
         (np.bool_(True), "true"),
+        (np.timedelta64(5, "s"), '"PT5S"'),
+        (np.array([[5_000]], "m8[ns]"), '[["PT0.000005S"]]'),
         (np.str_("x"), '"x"'),
         (np.array([[1.0, 2.0]]), "[[1.0,2.0]]"),
         (np.array([1, 2], dtype=np.int16), "[1,2]"),
@@ -182,7 +184,7 @@ KEYS = "a key must be text or a number, got "
 @pytest.mark.parametrize(
     ("value", "pointer", "message"),
     [
-        (NAN, "", "nan is not JSON: use None, or text, instead"),
+        (NAN, "", "nan is not JSON: use None, or text, instead; nan='null' makes it null"),
         (float("-inf"), "", "-inf is not JSON"),
         ({"a": [1.0, {"b/c": NAN}]}, "/a/1/b~1c", "/a/1/b~1c: nan is not JSON"),
         ({"a": None, "b": {"c": (None, float("inf"))}}, "/b/c/1", "/b/c/1: inf is not JSON"),

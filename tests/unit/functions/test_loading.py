@@ -182,7 +182,7 @@ def test_imported_packages_are_listed(project: WriteFiles) -> None:
         (
             "from pathlib import Path\nPath(__file__).with_name('a.csv').read_text()\n",
             2,
-            "FileNotFoundError: [Errno 2] No such file or directory: 'a.csv' (data files are sent along only when",
+            "'a.csv' (data files are sent along only when they are included: --include a.csv)",
         ),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import pickle
 from collections import ChainMap, UserList, deque
@@ -18,11 +19,12 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from callyard.errors import ProtocolError
+from callyard.errors import CallError, ErrorKind, ProtocolError
 from callyard.functions import foreign
 from callyard.functions.encoding import LEVELS_MAX, ResultMisfit
 from callyard.functions.foreign import NotReadable
 from callyard.functions.misfits import ArgumentsMisfit
+from callyard.functions.outgoing import Outgoing
 from callyard.functions.packing import Packed, decode_crossing, encode_crossing, holds_binary, is_packed
 from callyard.functions.signature import Invocable
 from callyard.wire.frames import join_body
@@ -173,6 +175,90 @@ def test_frames_keep_their_types_and_index() -> None:
     assert decode_crossing(encode_crossing(table)).equals(table)
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame({"a": [2**60 + 1, None]}, dtype=object),
+        pd.DataFrame({"a": pd.array([2**60 + 1, None], "Int64")}),
+        pd.DataFrame({"a": [b"x", None]}),
+        pd.DataFrame({"a": [dt.date(2024, 5, 1), None]}),
+        pd.DataFrame([[1, 2]], columns=[0, 1]),
+        pd.DataFrame([[1, 2]], columns=[1.5, 2.5]),
+        pd.DataFrame([[1, 2]], columns=pd.MultiIndex.from_tuples([("a", 1), ("b", 2)])),
+        pd.DataFrame([[1, 2]], columns=pd.to_datetime(["2024-05-01", "2024-05-02"])),
+        pd.DataFrame(index=range(3)),
+    ],
+    ids=lambda frame: f"{frame.dtypes.to_list()} {frame.columns.to_list()}"[:60],
+)
+def test_a_pandas_frame_keeps_its_values_and_names(frame: pd.DataFrame) -> None:
+    back = decode_crossing(encode_crossing(frame))
+    pd.testing.assert_frame_equal(back, frame)
+    for name in frame.columns:
+        assert list(map(type, back[name])) == list(map(type, frame[name]))
+
+
+_NOON = dt.datetime(2024, 5, 1, 12)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (pd.DataFrame({"a": [b"x", "y"]}, dtype=object), "column 'a' of this pandas.DataFrame holds bytes and str"),
+        (pd.DataFrame({"a": [1, 2]}, index=[b"x", "y"]), "the index of this pandas.DataFrame holds bytes and str"),
+        (pd.DataFrame({"a": [_NOON.date(), _NOON]}, dtype=object), "holds date and datetime: only columns of one type"),
+        (
+            pd.DataFrame({"a": [_NOON, _NOON.replace(tzinfo=dt.UTC)]}, dtype=object),
+            "holds datetime and datetime with a time zone",
+        ),
+        (pd.DataFrame({"a": [1, "x"]}, dtype=object), "Conversion failed for column a"),
+        (
+            pd.DataFrame({"a": [2**70]}, dtype=object),
+            "this pandas.DataFrame cannot cross as Arrow: Python int too large",
+        ),
+        (pd.DataFrame([[1, 2]], columns=[True, False]), "column names of this pandas.DataFrame would not stay"),
+        (pd.DataFrame([[1, 2]], columns=[1, "1"]), "column names of this pandas.DataFrame would not stay"),
+        (pd.DataFrame([[1]], columns=[_NOON.date()]), "column names of this pandas.DataFrame would not stay"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "Duplicate column names"),
+        (
+            pl.DataFrame({"a": [1], "b": pl.Series([object()], dtype=pl.Object)}),
+            "column 'b' of this Polars frame holds Python objects",
+        ),
+        (
+            np.array(["NaT"], "M8"),
+            r"datetime64 cannot cross as bytes: give it a unit, as by array.astype\('M8\[us\]'\)",
+        ),
+        (np.zeros(2, "V4"), r"cannot cross as bytes: pass array.tolist\(\)"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else type(value).__name__,
+)
+def test_what_arrow_would_silently_change_is_a_misfit(frame: Any, message: str) -> None:
+    with pytest.raises(ResultMisfit, match=message):
+        encode_crossing(frame)
+
+
+def test_bytes_without_any() -> None:
+    assert decode_crossing(encode_crossing([memoryview(np.empty((0, 3))), memoryview(b"")])) == [b"", b""]
+
+
+@dataclass
+class Tagged:
+    tags: set[str]
+    data: bytes
+
+
+@pytest.mark.requirement("X88")
+def test_sets_beside_binary_parts_are_sorted() -> None:
+    """As in plain JSON: their own order differs from process to process."""
+    names = [f"name {number}" for number in range(20)]
+    value = {"z": set(names), "a": [Tagged(set(names), b"x")], "mixed": [{None, True, "x"}, b"y"], "raw": {b"b", b"a"}}
+    back = decode_crossing(encode_crossing(value))
+    assert list(back) == list(value), "a dict keeps its own order"
+    assert back["z"] == back["a"][0]["tags"] == sorted(names)
+    assert back["mixed"] == [["x", None, True], b"y"]
+    assert back["raw"] == [b"a", b"b"]
+
+
 def test_a_part_is_told_by_what_it_is_where_it_does_not_fit() -> None:
     def take(n: int, text: str, data: bytes, array: np.ndarray, frame: pd.DataFrame) -> None: ...
 
@@ -219,6 +305,20 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a record": lambda: packed(
         "null", [{"at": [], "size": 8, "kind": "array", "dtype": "i4,i4", "shape": [1]}], b"x" * 8
     ),
+    "text of no length": lambda: packed(
+        "null", [{"at": [], "size": 0, "kind": "array", "dtype": "|S0", "shape": [2**40]}], b""
+    ),
+    "a unit of nothing": lambda: packed(
+        "null", [{"at": [], "size": 8, "kind": "array", "dtype": "<M8[0s]", "shape": [1]}], bytes(8)
+    ),
+    "characters that are none": lambda: packed(
+        "null", [{"at": [], "size": 4, "kind": "array", "dtype": "<U1", "shape": [1]}], b"\xff\xff\xff\x7f"
+    ),
+    "truth values that are none": lambda: packed(
+        "null", [{"at": [], "size": 2, "kind": "array", "dtype": "|b1", "shape": [2]}], b"\x01\x02"
+    ),
+    "a number beyond all floats": lambda: b"[1e999]",
+    "a number of too many digits": lambda: b"1" * 100_000,
     "no Arrow": lambda: packed("null", [{"at": [], "size": 3, "kind": "frame", "library": "pandas"}], b"abc"),
     "no Arrow for Polars": lambda: packed(
         "null", [{"at": [], "size": 3, "kind": "frame", "library": "polars"}], b"abc"
@@ -235,6 +335,12 @@ def test_what_a_hostile_executor_makes_up_is_not_readable(how: str) -> None:
     check_value(body)  # well-formed as far as the link looks
     with pytest.raises(NotReadable):
         decode_crossing(body)
+
+    def make() -> Any: ...
+
+    with pytest.raises(CallError) as caught:
+        Outgoing("make", Invocable("make", make), typed=True).decode(body)
+    assert caught.value.failure.kind is ErrorKind.RESULT
 
 
 MALFORMED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 
@@ -211,3 +212,23 @@ def test_a_fault_at_each_step_of_the_dispatch(step: str) -> None:
     assert h.scheduler._tasks["t"].inflight == 0
     ends = [result.failure.kind for command in h.flush() for result in getattr(command, "results", ())]
     assert ends == {"rejected": [ErrorKind.NOT_FOUND], "begun": [ErrorKind.CRASHED]}.get(step, [])
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_what_is_over_holds_no_output(streaming: bool) -> None:
+    """Not even until Python looks for cycles: it counts objects, and one output may be half a gigabyte."""
+    output = bytes(1000)
+    gc.collect()
+    gc.disable()
+    try:
+        held = sys.getrefcount(output)
+        h = Harness(executors=1)
+        h.open(streaming=streaming)
+        h.commit(1)
+        (sent,) = dispatches(h.turn())
+        h.stop_production()
+        assert c.ConvergeTaskCalls in kinds(h.complete(sent, output))
+        del h, sent
+        assert sys.getrefcount(output) == held
+    finally:
+        gc.enable()

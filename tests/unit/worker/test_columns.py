@@ -117,6 +117,15 @@ def test_all_unknown_columns_of_a_header_are_one_error_before_any_row(table: Pat
     assert "--extra=ignore" in text
 
 
+def test_a_column_in_upper_case_is_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "trips.csv"
+    path.write_text("RIDER,KM\nada,7\n")
+    with pytest.raises(
+        UsageError, match="is 'RIDER' meant to be 'rider'\\? is 'KM' meant to be 'km'\\? nothing was run"
+    ):
+        FittedRows(open_source(path), spec_of(whole))
+
+
 def test_columns_that_fit_pass_untouched(tmp_path: Path) -> None:
     path = tmp_path / "trips.csv"
     path.write_text("rider,km\nada,7\n")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from callyard.errors import ErrorKind, fail
+from callyard.errors import ErrorKind, ProtocolError, fail
 from callyard.scheduler import CallResult
 from callyard.wire.messages import NULL, CallEventKind, CallEventPayload
 from callyard.worker.outputs import format_line, format_line_with_printed
@@ -131,3 +131,11 @@ def test_the_line_of_a_result_with_what_it_printed() -> None:
     assert (lines[1]["ok"], lines[1]["printed"], lines[1]["cut_bytes"]) == (False, "[3 bytes cut]\nb", 3)
     assert format_line_with_printed(results[2]) == format_line(results[2])
     assert b"printed" not in format_line(results[0])
+
+
+@pytest.mark.requirement("X49")
+@pytest.mark.parametrize("text", [b"1e999", b"1" * 100_000])
+def test_a_value_that_python_has_no_room_for_breaks_the_protocol(text: bytes) -> None:
+    told = ToldCalls(lambda _: None, capture=False)
+    with pytest.raises(ProtocolError, match="an event of a call: no JSON"):
+        told.hear(0, CallEventPayload(1, CallEventKind.PROGRESS, value=msgspec.Raw(text)))
