@@ -87,7 +87,7 @@ KIND_RULES: Final[Mapping[ErrorKind, KindRule]] = {
     ErrorKind.TOOL_ERROR: KindRule(_R, Retried.NEVER, _SERVER, 400, "the function reported an error"),
     ErrorKind.INTERNAL: KindRule(_R, Retried.NEVER, _SERVER, 500, "the function raised"),
     ErrorKind.RESULT: KindRule(_R, Retried.NEVER, _SERVER, 500, "its result cannot be sent"),
-    ErrorKind.CANCELLED: KindRule(_U, Retried.NEVER, _SERVER, 499, "cancelled"),
+    ErrorKind.CANCELLED: KindRule(_U, Retried.NEVER, _SERVER, 499, "stopped, or never begun"),
 }
 
 

@@ -23,7 +23,7 @@ from callyard.worker.file_run import FileRun, Rerun
 from callyard.worker.loop_thread import LoopThread, has_running_loop, new_event_loop
 from callyard.worker.outputs import Existing, MemoryOutput, OutputSink, open_output
 from callyard.worker.results import Result, RunSummary
-from callyard.worker.worker import Worker
+from callyard.worker.worker import Frame, Worker
 
 if TYPE_CHECKING:
     from callyard.dispatch.config import DispatcherConfig
@@ -86,6 +86,12 @@ class Yard(Calls, Dispatching):
     async def reload(self) -> bool:
         """Read the functions' files again, for the calls to come; see `Worker.reload`."""
         return await self.worker.reload()
+
+    async def map_frame(
+        self, function: str | Callable[..., Any], frame: Frame, *, into: str = "output", **options: Any
+    ) -> Frame:
+        """A frame back, with the results of its rows; see `Worker.map_frame`."""
+        return await self.worker.map_frame(function, frame, into=into, **options)
 
     def shared(self, value: T) -> Shared[T]:
         """Keep a large value that many calls read; see `Worker.shared`."""
@@ -205,6 +211,12 @@ class SyncYard:
                 self._thread.start(_end(batches))
             elif self._thread.is_here and not self._thread.is_stopped:
                 self._thread.run(_end(batches))
+
+    def map_frame(
+        self, function: str | Callable[..., Any], frame: Frame, *, into: str = "output", **options: Any
+    ) -> Frame:
+        """A frame back, with the results of its rows; see `Worker.map_frame`."""
+        return self._thread.run(self._yard.map_frame(function, frame, into=into, **options))
 
 
 async def _following(batches: AsyncGenerator[T, None]) -> T | None:

@@ -18,7 +18,9 @@ from callyard.cli.start import run_command, started_worker
 from callyard.cli.streams import check_stdout, write_stdout
 from callyard.errors import CallFailure, UsageError
 from callyard.functions.function import Nan
+from callyard.functions.registry import Registry
 from callyard.functions.target import split_target
+from callyard.worker.columns import row_parameter
 from callyard.yard import only_function
 
 
@@ -51,7 +53,13 @@ def call_once(
             live = Live(screen, log_level, prefixed=False, keeps_amounts=screen.is_terminal)
             async with shown_amount(screen, live):
                 result = await worker.call_result(
-                    name, args, strings=strings, binary=False, nan=nan, budget_ms=budget_ms, on_event=live.on_event
+                    name,
+                    _as_row(args, worker.registry, name),
+                    strings=strings,
+                    binary=False,
+                    nan=nan,
+                    budget_ms=budget_ms,
+                    on_event=live.on_event,
                 )
         if result.raw is not None:
             _show(result.raw, output, screen)
@@ -63,6 +71,12 @@ def call_once(
         return 1
 
     return run_command(work, screen)
+
+
+def _as_row(args: Any, registry: Registry, name: str) -> Any:
+    """Names that are fields of a function's one object parameter, as a row's are; else the arguments as they are."""
+    parameter = row_parameter(registry.get(name)) if name in registry and isinstance(args, dict) else None
+    return args if parameter is None or parameter in args else {parameter: args}
 
 
 def _show(raw: bytes, output: str | None, screen: Screen) -> None:

@@ -85,7 +85,8 @@ Include = Annotated[
     typer.Option(
         "--include",
         metavar="GLOB",
-        help="Data files that the functions read, relative to the file's folder. May be repeated.",
+        help="Data files that the functions read, relative to where imports start: the file's folder, or the one above"
+        " its package. May be repeated.",
         rich_help_panel=EXECUTORS,
     ),
 ]

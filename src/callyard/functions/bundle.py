@@ -170,8 +170,17 @@ class _Collector:
                 if self._name(path) not in self.files:
                     self._add(path, self._read(path), self._module_of(path))
         if not found:
-            raise UsageError(f"include {pattern!r} matches no file below {self.root}")
+            raise UsageError(
+                f"include {pattern!r} matches no file below {self.root}, where imports start{self._guess(pattern)}"
+            )
         self._walk()
+
+    def _guess(self, pattern: str) -> str:
+        """What somebody may have meant who wrote the glob from the current folder."""
+        there = Path(os.path.relpath(Path.cwd() / pattern, self.root)).as_posix()
+        if there == pattern or there.startswith("../") or not any(path.is_file() for path in self.root.glob(there)):
+            return ""
+        return f": did you mean {there!r}?"
 
     def _walk(self) -> None:
         while self._waiting:

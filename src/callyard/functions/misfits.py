@@ -60,6 +60,15 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "bytes_type": "base64 text",
     "bytes_invalid_encoding": "base64 text",
 }
+_EXAMPLES: Final[Mapping[str, str]] = {
+    "date_parsing": "a date such as 2024-05-31",
+    "date_from_datetime_parsing": "a date such as 2024-05-31",
+    "datetime_parsing": "a date and time such as 2024-05-31T08:30:00",
+    "datetime_from_date_parsing": "a date and time such as 2024-05-31T08:30:00",
+    "time_parsing": "a time such as 08:30:00",
+    "time_delta_parsing": "a duration such as PT5M or 00:05:00",
+}
+"""What a text should look like; what pydantic found wrong with it follows."""
 _STRUCT_WORDS: Final[Mapping[str, str]] = {
     "int": "an integer",
     "str": "a string",
@@ -312,6 +321,8 @@ def _phrase(kind: str, message: str) -> str:
     message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind.startswith(("greater_than", "less_than", "multiple_of")):
         message = message.replace("Input should be ", "Input should be a number ")
+    if kind in _EXAMPLES:
+        return f"expected {_EXAMPLES[kind]} ({message.partition(', ')[2]})"
     if message.startswith("Input should be "):
         return f"expected {message.removeprefix('Input should be ')}"
     if kind == "struct" and message.startswith("Expected "):

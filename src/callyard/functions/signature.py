@@ -188,7 +188,7 @@ class Invocable:
         self._hints = _resolve_hints(name, plain)
         prepare_types(self._hints.values())
         arguments, definitions = _build_core(name, plain, self._signature, self._hints)
-        parameters = _describe_parameters(self._signature)
+        parameters = _describe_parameters(self._signature, self._hints)
         self._arguments = _Reader(arguments, definitions, _keys_of_arguments(arguments), parameters)
         self._positional_only = tuple(
             p.name for p in self._signature.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY
@@ -428,12 +428,14 @@ def _name_culprit(name: str, signature: inspect.Signature, hints: Mapping[str, A
     return f"{name}: {_first_line(error)}"
 
 
-def _describe_parameters(signature: inspect.Signature) -> Parameters:
+def _describe_parameters(signature: inspect.Signature, hints: Mapping[str, Any]) -> Parameters:
     parameters = list(signature.parameters.values())
     named = [p for p in parameters if p.kind in _BY_NAME or p.kind is inspect.Parameter.POSITIONAL_ONLY]
     hint = ""
     if len(parameters) == 1 and named and named[0].annotation is inspect.Parameter.empty:
         hint = f" (write {named[0].name}: dict to take a whole row)"
+    elif (row := _find_row_parameter(signature, hints)) is not None:
+        hint = f' (an object, with its fields in it: {{"{row.name}": {{…}}}})' if len(parameters) == 1 else ""
     return Parameters(
         names=tuple(p.name for p in named),
         positional=tuple(p.name for p in named if p.kind in _POSITIONAL),

@@ -121,6 +121,11 @@ def find_project(path: Path) -> Path | None:
 
 def explain_unbundled(target: Target, file: Path) -> str:
     """`file`, or folder, is the module that `target` needed and did not have in its bundle: how to bring it."""
+    if file == target.root:
+        return (
+            f"{file.name} is the folder itself, where imports of {target.path.name} start: from the folder above it,"
+            f" name the module {file.name}.{target.module}"
+        )
     if file.is_relative_to(target.root):
         name = file.relative_to(target.root).as_posix() + ("/**/*.py" if file.is_dir() else "")
         return f"{name} is there, but no import statement names it: --include {shlex.quote(name)}"

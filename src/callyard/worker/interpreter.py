@@ -100,7 +100,7 @@ def choose_interpreter(
 def locate_python(setting: str, folder: Path | None, *, trusted: bool = True) -> tuple[str, str]:
     """Path and origin of an interpreter; `folder`: of the target. Raises UsageError when it is not there."""
     if setting != AUTO:
-        return _find_named(setting), "as asked (--python)"
+        return _find_named(setting), "as --python says"
     active = os.environ.get(VIRTUAL_ENV, "")
     if active:
         python = python_in(Path(active))

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from callyard.errors import UsageError
@@ -129,11 +129,17 @@ class LoopThread:
 def _serve(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
     async def wait() -> None:
         stopped = asyncio.Event()
+        with suppress(RuntimeError):  # at exit: what needs a thread says so
+            await asyncio.to_thread(int)  # its thread is there from now on: Python before 3.12.2 starts none at exit
         started.set_result((asyncio.get_running_loop(), stopped))
         await stopped.wait()
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    runner = asyncio.Runner(loop_factory=new_event_loop)
+    try:
         runner.run(wait())
+    finally:
+        with suppress(RuntimeError):  # there is none to wait in for those of `to_thread`, which end without it
+            runner.close()
 
 
 @contextmanager

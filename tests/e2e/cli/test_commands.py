@@ -48,6 +48,21 @@ def test_call_prints_the_value_as_json(words: list[str], value: object) -> None:
     assert done.err == ("exec-1 | says 17\n" if words[0] == "say" else "")
 
 
+@pytest.mark.requirement("D49")
+@pytest.mark.parametrize(
+    "words",
+    [["rider=ada", "km=2"], ["--json", '{"rider": "ada", "km": 2}'], ['trip={"rider": "ada", "km": 2}']],
+    ids=["words", "json", "by its own name"],
+)
+def test_call_takes_the_fields_of_the_one_object_as_run_does(words: list[str]) -> None:
+    target = TARGET.with_name("tables_file.py")
+    done = run("call", f"{target}:price", *words)
+    assert (done.status, json.loads(done.out)) == (0, {"rider": "ada", "fare": 4.0})
+    missing = run("call", f"{target}:price")
+    assert missing.status == 1
+    assert "/trip/km: required, but missing" in missing.err
+
+
 def test_a_failed_call_shows_the_users_own_stack() -> None:
     done = run("call", f"{TARGET}:third", "x=3", "name=tea")
     assert (done.status, done.out) == (1, "")

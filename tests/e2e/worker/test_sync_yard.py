@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from callyard import CallError, Ok, SyncYard, UsageError, bind
@@ -39,6 +40,12 @@ def test_calls_without_await(yard: SyncYard) -> None:
     assert [(result.index, result.value) for result in results] == [(n, f.Fare(cents=n)) for n in range(300)]
     done = yard.dispatch(f.distance, "JFK")
     assert (type(done).__mro__[1], done.value) == (Ok, 6.0)
+    frame = pl.DataFrame({"cents": [5, 6]})
+    assert yard.map_frame("fare", frame).to_dict(as_series=False) == {
+        "cents": [5, 6],
+        "output": [{"cents": 5}, {"cents": 6}],
+        "output_error": [None, None],
+    }
     assert yard.registry.get("fare").is_async
     assert not yard.reload()
     with pytest.raises(CallError, match="not what its annotation"):

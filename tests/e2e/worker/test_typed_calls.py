@@ -141,6 +141,7 @@ async def test_arguments_that_do_not_fit_are_type_errors_as_of_the_function(yard
         (lambda: yard.call(bind(f.fare, 5), 6), "takes options by name only"),  # type: ignore[call-overload]
         (lambda: yard.dispatch(bind(f.fare, 5), 6), "takes options by name only"),  # type: ignore[call-overload]
         (lambda: yard.call("fare", [5], strings=True), r"call\(\) has no option 'strings'; it has max_attempts, "),  # type: ignore[call-overload]
+        (lambda: yard.call("fare", x=5), r"call\(\) has no option 'x'; .*are one value: call\('fare', \{…\}\)"),  # type: ignore[call-overload]
         (lambda: yard.call_result(bind(f.fare, 5), x=1), r"call_result\(\) has no option 'x'"),  # type: ignore[call-overload]
         (lambda: anext(yard.map(f.fare, [5], x=1)), r"map\(\) has no option 'x'"),  # type: ignore[call-overload]
     ]

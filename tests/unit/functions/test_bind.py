@@ -413,6 +413,33 @@ def test_without_row_an_object_is_by_name_also_for_one_object_parameter() -> Non
     assert misfit_of(of_leg, LEG).details["pointer"] == "/origin"
 
 
+@pytest.mark.parametrize(
+    ("annotation", "text", "message"),
+    [
+        (dt.date, "31.12.2024", "a date such as 2024-05-31 (invalid character in year)"),
+        (dt.date, "2024-13-01", "a date such as 2024-05-31 (month value is outside expected range of 1-12)"),
+        (dt.datetime, "yesterday", "a date and time such as 2024-05-31T08:30:00 (input is too short)"),
+        (dt.time, "noon", "a time such as 08:30:00 (input is too short)"),
+        (dt.timedelta, "5 minutes", "a duration such as PT5M or 00:05:00 (invalid character in hour)"),
+    ],
+)
+def test_a_date_that_is_none_is_told_how_one_looks(annotation: type, text: str, message: str) -> None:
+    def on(when):  # type: ignore[no-untyped-def]
+        return when
+
+    on.__annotations__["when"] = annotation
+    misfit = misfit_of(on, f'{{"when":"{text}"}}'.encode())
+    assert misfit.message == f'/when: expected {message}, got text ("{text}")'
+    assert misfit.details["errors"][0]["expected"] == message
+
+
+def test_without_row_fields_of_the_one_object_parameter_are_told_their_place() -> None:
+    assert (
+        "unknown argument 'origin'; known: leg (an object, with its fields in it: {\"leg\": {…}})"
+        in misfit_of(of_leg, LEG).message
+    )
+
+
 def test_a_misfit_in_a_row_points_into_the_row() -> None:
     assert misfit_of(of_leg, b'{"origin":"JFK","dest":"LAX","km":"far"}', row=True).message == (
         '/km: expected a number, got text ("far")'

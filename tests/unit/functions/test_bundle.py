@@ -143,6 +143,27 @@ def test_an_include_that_matches_nothing_is_refused(project: WriteFiles) -> None
             Bundle.collect(root / "flights.py", [pattern])
 
 
+@pytest.mark.parametrize(
+    ("folder", "pattern", "meant"),
+    [
+        (".", "src/shop/data/*.csv", ": did you mean 'shop/data/*.csv'?"),
+        ("src/shop", "data/*.csv", ": did you mean 'shop/data/*.csv'?"),
+        (".", "src/shop/data/*.txt", ""),
+        (".", "lib/*.csv", ""),
+    ],
+)
+def test_an_include_from_the_current_folder_is_guessed(
+    project: WriteFiles, monkeypatch: pytest.MonkeyPatch, folder: str, pattern: str, meant: str
+) -> None:
+    root = project(
+        {"src/shop/__init__.py": "", "src/shop/prices.py": FUNCTION, "src/shop/data/a.csv": "x", "lib/b.csv": "x"}
+    )
+    monkeypatch.chdir(root / folder)
+    with pytest.raises(UsageError) as caught:
+        Bundle.collect(root / "src/shop/prices.py", [pattern])
+    assert str(caught.value) == f"include {pattern!r} matches no file below {root / 'src'}, where imports start{meant}"
+
+
 def test_too_much_is_refused(project: WriteFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     root = project({"flights.py": FUNCTION, "big.bin": b"x" * 2_000})
     monkeypatch.setattr(bundle_module, "BUNDLE_BYTES_MAX", 1_000)

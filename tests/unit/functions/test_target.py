@@ -176,6 +176,16 @@ def test_a_module_of_the_project_that_is_outside_the_root_is_named(project: Writ
     assert f"-m pip install -e {root}" in said
 
 
+def test_a_file_that_imports_by_the_name_of_its_own_folder_is_told_of_the_one_above(project: WriteFiles) -> None:
+    from callyard.functions.target import explain_unbundled
+
+    root = project({"plug/two.py": FUNCTION})
+    said = explain_unbundled(find_target(root / "plug/two.py"), root / "plug")
+    assert said == (
+        "plug is the folder itself, where imports of two.py start: from the folder above it, name the module plug.two"
+    )
+
+
 @pytest.mark.parametrize("given", ["", ":score"])
 def test_an_empty_target_is_not_the_current_folder(given: str, shop: Path) -> None:
     with pytest.raises(UsageError, match=r"expected a Python file, such as functions\.py, a module, or a folder, got"):
