@@ -151,6 +151,8 @@ class Engine:
         self._worker: Worker | None = None
         """Once it is started."""
         self._finishing: asyncio.Task[None] | None = None
+        self._killing = False
+        """It was told not to wait: once."""
 
     # --- from any thread ------------------------------------------------------------------------------------------
 
@@ -196,6 +198,13 @@ class Engine:
             self._cancel_pending |= cancel_pending or cancel_all
             self._cancel_all |= cancel_all
         self._post(self._turn)
+
+    def end_now(self, reason: str, *, kill: bool) -> None:
+        """Take nothing more, cancel what is pending, break what runs: it is interrupted, or its process killed at once.
+        May be asked again, to kill."""
+        self.close_soon(cancel_pending=True)
+        if not self._is_forked:
+            self._post(partial(self._end_now, reason, kill))
 
     def join(self) -> None:
         """Wait until nothing of it is left. A callback of its own futures, which it waits for itself, does not wait."""
@@ -334,6 +343,14 @@ class Engine:
             with suppress(BaseException):  # SystemExit of a callback: it is broken already
                 _end(future, broken)
         self._finish_soon()
+
+    def _end_now(self, reason: str, kill: bool) -> None:
+        self._break(BrokenProcessPool(reason))
+        if kill and not self._killing:
+            self._killing = True
+            assert self._finishing is not None
+            # It waits for the worker's end, which does not take its time once nobody does. Soon: after its first step.
+            asyncio.get_running_loop().call_soon(self._finishing.cancel)
 
     # --- the worker -----------------------------------------------------------------------------------------------
 

@@ -154,8 +154,12 @@ def check_unchanged(value: Any, at: str, depth: int = 0) -> None:
                 raise TypeError(f"{at}: the key {key!r} ({type(key).__name__}) would arrive as text")
             _check_text(key, at)
         _check_parts(((f"{at}[{key!r}]", part) for key, part in value.items()), depth)
-    elif foreign.library_of(value) is None:
+    elif not foreign.is_plain(value):
         raise TypeError(f"{at}: {_why(kind)}; pass what JSON has, or use codec='pickle'")
+    elif foreign.library_of(value) == "numpy" and not value.dtype.isnative:
+        raise TypeError(
+            f"{at}: an array of {value.dtype.str} would arrive in the machine's own byte order: turn it first"
+        )
 
 
 def _check_parts(parts: Iterable[tuple[str, Any]], depth: int) -> None:

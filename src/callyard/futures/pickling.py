@@ -6,18 +6,25 @@ initializer can set a global that other functions read. Each global that comes a
 the caller's name means another object than when it was sent last: an executor takes a version that is new to it, and
 keeps what its own code has made of the name otherwise.
 
+**Classes that travel by value.** A process takes what is in such a class once, and of a class of its own never: else
+each call would undo what an initializer set on it, and each result would put copies into the caller's class.
+
 Both ends run the same code as the same user: nothing here is safe with an end that is hostile, so that a pool with
 this codec has no sandbox. A worker only carries the bytes.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
+import typing
+from collections import ChainMap
 from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
 
 from callyard.errors import UsageError
 from callyard.executor.budget import CallInterrupted
@@ -52,8 +59,73 @@ class MainGlobals:
         return version
 
 
-class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
+def make_cached(called: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(called)
+
+
+def make_cached_property(called: Callable[..., Any], name: str | None) -> Any:
+    made = functools.cached_property(called)
+    if name is not None:  # a class that travels by value gives its parts no name
+        made.__set_name__(object, name)
+    return made
+
+
+def make_new_type(name: str, supertype: Any) -> Any:
+    new_type: Any = typing.NewType  # type checkers take it for a declaration
+    made = new_type(name, supertype)
+    made.__module__ = _MAIN
+    return made
+
+
+def _reduce_if_main(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Of a kind that is otherwise found by its name."""
+    return lambda obj: reduce(obj) if obj.__module__ == _MAIN else obj.__reduce__()
+
+
+_REDUCE: Final[dict[type, Callable[[Any], Any]]] = {
+    functools._lru_cache_wrapper: _reduce_if_main(lambda c: (make_cached, (c.__wrapped__, c.cache_parameters()))),
+    functools.cached_property: lambda own: (make_cached_property, (own.func, own.attrname)),  # has a lock before 3.12
+    typing.NewType: _reduce_if_main(lambda new: (make_new_type, (new.__name__, new.__supertype__))),
+    typing.ParamSpec: _reduce_if_main(lambda spec: (typing.ParamSpec, (spec.__name__,))),
+    typing.TypeVarTuple: _reduce_if_main(lambda many: (typing.TypeVarTuple, (many.__name__,))),
+    WeakKeyDictionary: lambda weak: (WeakKeyDictionary, (dict(weak),)),  # what `functools.singledispatch` has found
+}
+"""What cloudpickle leaves to its name in `__main__`, or cannot write."""
+
+_complete: Final[WeakSet[type]] = WeakSet()
+"""Classes that travel by value and are whole here: made here, or finished."""
+
+
+def find_class(make: Callable[..., type], *args: Any) -> type:
+    """The class that came before, so that neither its metaclass nor `__init_subclass__` hear of it again, or a new one,
+    with nothing in it yet."""
+    known: type | None = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])
+    return make(*args) if known is None else known
+
+
+def finish_class(made: type, state: Any) -> None:
+    """Give a class that came by value what is in it, unless it has that."""
+    if made not in _complete:
+        cloudpickle.cloudpickle._class_setstate(made, state)
+        _complete.add(made)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """What both ends write alike."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if reduced is not NotImplemented and reduced[-1] is cloudpickle.cloudpickle._class_setstate:
+            _complete.add(obj)
+            make, args, *state, _ = reduced
+            return find_class, (make, *args), *state, finish_class
+        return reduced
+
+
+class CallPickler(_Pickler):
     """Writes a call in the caller's process."""
+
+    dispatch_table = ChainMap(_REDUCE, cloudpickle.Pickler.dispatch_table)
 
     def __init__(self, file: io.BytesIO, main: MainGlobals) -> None:
         super().__init__(file, protocol=PROTOCOL)
@@ -70,6 +142,9 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is CodeType:
             _, made_of = self.dispatch_table[CodeType](obj)
             return make_code, (made_of, obj.co_filename)
+        managers = sys.modules.get("multiprocessing.managers")
+        if managers is not None and isinstance(obj, managers.BaseProxy):
+            return _reduce_proxy(obj)
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented or kind is not FunctionType or obj.__globals__ is not self._namespace:
             return reduced
@@ -82,6 +157,12 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
 def make_code(made_of: tuple[Any, ...], filename: str) -> CodeType:
     """Code of a function that travels by value; cloudpickle leaves out the file that tracebacks name."""
     return CodeType(*made_of).replace(co_filename=filename)
+
+
+def _reduce_proxy(proxy: Any) -> Any:
+    """Of a `multiprocessing.Manager`: an executor, which `multiprocessing` did not start, has not its key."""
+    rebuild, (*place, options) = proxy.__reduce__()
+    return rebuild, (*place, {**options, "authkey": bytes(proxy._authkey)})
 
 
 class _MainNamespace:
@@ -137,6 +218,11 @@ _BY_REFERENCE: Final = frozenset(
         make_code,
         main_namespace,
         set_main_state,
+        make_cached,
+        make_cached_property,
+        make_new_type,
+        find_class,
+        finish_class,
         cloudpickle.cloudpickle._make_function,
         cloudpickle.cloudpickle._function_setstate,
         cloudpickle.cloudpickle._make_empty_cell,
@@ -183,8 +269,7 @@ class PickleServing:
         return read
 
     def write_value(self, value: Any) -> bytes:
-        written: bytes = cloudpickle.dumps((VALUE, value), protocol=PROTOCOL)
-        return written
+        return _dump((VALUE, value))
 
     def write_raised(self, error: BaseException, *, initializer: bool = False) -> bytes:
         tag = INITIALIZER_RAISED if initializer else RAISED
@@ -194,12 +279,17 @@ class PickleServing:
 def _write_exception(error: BaseException) -> bytes:
     """Empty for one that cannot be written."""
     try:
-        written: bytes = cloudpickle.dumps(error, protocol=PROTOCOL)
+        return _dump(error)
     except CallInterrupted:
         raise
     except BaseException:  # noqa: BLE001 - whatever its own code does: it is told by name and text
         return b""
-    return written
+
+
+def _dump(value: object) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, protocol=PROTOCOL).dump(value)
+    return file.getvalue()
 
 
 def _read_exception(body: bytes) -> BaseException | None:

@@ -55,6 +55,8 @@ class PoolExecutor(Executor):
         **settings: Any,
     ) -> None:
         """Raises ValueError, TypeError or UsageError for what cannot be."""
+        if max_workers is not None and not isinstance(max_workers, int):
+            raise TypeError(f"max_workers must be an integer, got {max_workers!r}")
         if max_workers is not None and max_workers <= 0:
             raise ValueError(f"max_workers must be greater than 0, got {max_workers}")
         if initializer is not None and not callable(initializer):
@@ -68,7 +70,7 @@ class PoolExecutor(Executor):
             settings["recycle_after_calls"] = max_tasks_per_child
         on_output = settings.pop("on_output", print_line)
         config = WorkerConfig().with_settings(**{"spare_executors": 0, **settings})
-        self._max_workers = max_workers or count_available_cpus()
+        self._max_workers = int(max_workers or count_available_cpus())
         self._engine = Engine(
             _make_codec(codec, config),
             self._max_workers,
@@ -114,9 +116,8 @@ class PoolExecutor(Executor):
         return chunks if chunksize == 1 else _join(chunks)
 
     def _submit_each(self, fn: Callable[..., Any], rows: Iterator[tuple[Any, ...]]) -> Iterator[Future[Any]]:
-        promises = PoolPromises(fn)
         for args in rows:
-            yield self._engine.submit((fn, args, {}), promises)
+            yield self.submit(fn, *args)  # that of a subclass, as in `concurrent.futures`
 
     def _submit_chunks(
         self, fn: Callable[..., Any], rows: Iterator[tuple[Any, ...]], size: int
@@ -135,6 +136,16 @@ class PoolExecutor(Executor):
             except KeyboardInterrupt:
                 self._engine.close_soon(cancel_all=True)
                 raise
+
+    def terminate_workers(self) -> None:
+        """Shut down without waiting for calls: what is pending is cancelled, what runs raises BrokenProcessPool. It is
+        interrupted where it stands, as by `cancel`, and a process that does not end by that is killed. Does not wait
+        either; of no effect where nothing runs any more."""
+        self._engine.end_now("terminate_workers() ended its processes", kill=False)
+
+    def kill_workers(self) -> None:
+        """As `terminate_workers`, but every process is killed at once: no `finally` and no cleanup runs in it."""
+        self._engine.end_now("kill_workers() killed its processes", kill=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -106,6 +107,22 @@ def mark_and_spin(path: Path) -> NoReturn:
 def mark_and_sleep(path: Path, seconds: float) -> None:
     path.write_text(str(os.getpid()))
     time.sleep(seconds)
+
+
+def mark_and_clean(path: Path, cleaned: Path) -> None:
+    append(path, str(os.getpid()))
+    try:
+        time.sleep(1_000)
+    finally:
+        append(cleaned, "done")
+
+
+def mark_and_stay(path: Path) -> NoReturn:
+    """Whatever interrupts it."""
+    append(path, str(os.getpid()))
+    while True:
+        with suppress(BaseException):
+            time.sleep(1_000)
 
 
 def pid(_: object = None) -> int:

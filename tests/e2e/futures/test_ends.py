@@ -89,6 +89,123 @@ def test_globals_of_the_script(tmp_path: Path) -> None:
     assert run(text, tmp_path) == told
 
 
+def test_classes_of_the_script(tmp_path: Path) -> None:
+    """What an executor does to one stays there, and is there for the next call; the caller's own is never touched."""
+    text = """
+    count, heard = 0, []
+
+    class Heard:
+        def __init_subclass__(cls):
+            heard.append(cls.__name__)
+
+    class Box(Heard):
+        kept = 0
+        def look(self):
+            return count, Box.kept
+
+    def load():
+        Box.kept = 10
+
+    def change(box):
+        Box.kept += 1
+        return box, Box.kept, len(heard)
+
+    def fresh():
+        return Box()
+
+    own = Box.look
+    with PoolExecutor(1, initializer=load) as pool:
+        told = [pool.submit(change, Box()).result() for _ in range(3)]
+        count = 5
+        print([type(box) is Box for box, _, _ in told], [kept for _, kept, _ in told], len({n for _, _, n in told}))
+        print(Box.look is own, Box().look(), told[0][0].look())
+        old = Box
+        class Box:
+            kept = 1
+        print([type(pool.submit(fresh).result()) is Box for _ in range(2)])
+        print(type(pool.submit(change, old()).result()[0]) is old)
+    """
+    assert run(text, tmp_path) == [
+        "[True, True, True] [11, 12, 13] 1",
+        "True (5, 0) (5, 0)",
+        "[True, True]",
+        "True",
+    ]
+
+
+def test_what_is_found_by_name_elsewhere_travels_from_the_script(tmp_path: Path) -> None:
+    text = """
+    import functools
+    from typing import Callable, NewType, ParamSpec, TypeVar, TypeVarTuple
+
+    Number, P, T, Many = NewType("Number", int), ParamSpec("P"), TypeVar("T"), TypeVarTuple("Many")
+    ran = []
+
+    @functools.lru_cache(maxsize=5)
+    def double(n: int) -> Number:
+        ran.append(n)
+        return Number(2 * n)
+
+    @functools.cache
+    def fib(n):
+        return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+    def twice(called: Callable[P, T]) -> Callable[P, tuple[T, T]]:
+        def both(*args: P.args, **kwargs: P.kwargs) -> tuple[T, T]:
+            return called(*args, **kwargs), called(*args, **kwargs)
+        return both
+
+    @functools.singledispatch
+    def kind(value):
+        return "any"
+
+    @kind.register
+    def _(value: int):
+        return "int"
+
+    class Box:
+        @functools.cached_property
+        def size(self):
+            ran.append("size")
+            return 7
+
+    def work(n):
+        box = Box()
+        return twice(double)(n), double.cache_info().maxsize, kind(n), kind(""), box.size + box.size, ran, Many.__name__
+
+    kind(2)
+    with PoolExecutor(1) as pool:
+        print(pool.submit(work, 4).result())
+        print(pool.submit(double, 4).result(), pool.submit(fib, 30).result(), pool.submit(kind, 1).result())
+        print(pool.submit(work, 4).result()[5], pool.submit(Number, 3).result(), pool.submit(twice(double), 1).result())
+    """
+    assert run(text, tmp_path) == [
+        "((8, 8), 5, 'int', 'any', 14, [4, 'size'], 'Many')",
+        "8 832040 int",
+        "[4, 'size', 4, 'size'] 3 (2, 2)",
+    ]
+
+
+def test_what_a_manager_shares(tmp_path: Path) -> None:
+    text = """
+    import multiprocessing
+
+    def work(shared, queue, stop, number):
+        shared[number] = number
+        queue.put(number)
+        return stop.is_set()
+
+    if __name__ == "__main__":
+        with multiprocessing.get_context("spawn").Manager() as manager:
+            shared, queue, stop = manager.dict(), manager.Queue(), manager.Event()
+            with PoolExecutor(2) as pool:
+                print([pool.submit(work, shared, queue, stop, number).result() for number in range(3)])
+                stop.set()
+                print(pool.submit(work, shared, queue, stop, 3).result(), dict(shared), queue.qsize())
+    """
+    assert run(text, tmp_path) == ["[False, False, False]", "True {0: 0, 1: 1, 2: 2, 3: 3} 4"]
+
+
 def test_a_traceback_names_the_script_s_lines(tmp_path: Path) -> None:
     text = """
     def divide():

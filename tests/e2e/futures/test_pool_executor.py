@@ -180,6 +180,59 @@ def test_shutdown_cancels_what_is_pending_only(tmp_path: Path) -> None:
     wait_gone([int(marked.read_text())])
 
 
+def test_terminate_workers(tmp_path: Path) -> None:
+    marked, cleaned = tmp_path / "marked", tmp_path / "cleaned"
+    pool = PoolExecutor(1, cancel_grace_ms=60_000)
+    running = pool.submit(f.mark_and_clean, marked, cleaned)
+    rest = [pool.submit(f.note, tmp_path / "notes", number) for number in range(50)]
+    wait_until(marked.exists, "the call has begun")
+    pool.terminate_workers()
+    with pytest.raises(RuntimeError):
+        pool.submit(f.echo, 1)
+    with pytest.raises(BrokenProcessPool, match=r"terminate_workers\(\) ended its processes"):
+        running.result(LONG_S)
+    wait(rest, LONG_S)
+    assert rest[-1].cancelled()
+    assert all(future.cancelled() or isinstance(future.exception(), BrokenProcessPool) for future in rest)
+    pool.terminate_workers()
+    pool.shutdown()
+    pool.terminate_workers()
+    assert cleaned.exists(), "it was interrupted, not killed"
+    assert not (tmp_path / "notes").exists()
+    wait_gone([int(marked.read_text())])
+
+
+@pytest.mark.parametrize("before", [[], ["terminate_workers"], ["kill_workers"]])
+def test_kill_workers(tmp_path: Path, before: list[str]) -> None:
+    """At once, whatever grace there is."""
+    marked = tmp_path / "marked"
+    pool = PoolExecutor(1, cancel_grace_ms=600_000)
+    running = pool.submit(f.mark_and_stay, marked)
+    wait_until(marked.exists, "the call has begun")
+    for name in before:
+        getattr(pool, name)()
+        assert isinstance(running.exception(LONG_S), BrokenProcessPool)
+    pool.kill_workers()
+    assert isinstance(running.exception(LONG_S), BrokenProcessPool)
+    shutting_down = threading.Thread(target=pool.shutdown, daemon=True)
+    shutting_down.start()
+    shutting_down.join(LONG_S)
+    assert not shutting_down.is_alive()
+    wait_gone([int(marked.read_text())])
+
+
+@pytest.mark.parametrize("name", ["terminate_workers", "kill_workers"])
+def test_workers_are_ended_before_they_are_there(name: str) -> None:
+    unused, starting = PoolExecutor(1), PoolExecutor(1)
+    future = starting.submit(f.echo, 1)
+    for pool in (unused, starting):
+        getattr(pool, name)()
+        with pytest.raises(RuntimeError):
+            pool.submit(f.echo, 1)
+        pool.shutdown()
+    assert future.done()
+
+
 def test_map_left_early_stops_what_runs(tmp_path: Path) -> None:
     marked = tmp_path / "marked"
     with PoolExecutor(1) as pool:
@@ -199,6 +252,19 @@ def test_map_in_order_with_chunks_and_several_iterables(pool: PoolExecutor) -> N
     assert next(results) == 1
     with pytest.raises(ZeroDivisionError):
         next(results)
+
+
+def test_map_submits_by_the_method_of_a_subclass() -> None:
+    class Counting(PoolExecutor):
+        submitted = 0
+
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            self.submitted += 1
+            return super().submit(fn, *args, **kwargs)
+
+    with Counting(1) as pool:
+        assert list(pool.map(f.echo, range(4))) == [0, 1, 2, 3]
+    assert pool.submitted == 4
 
 
 def test_buffersize_reads_as_results_are_taken(pool: PoolExecutor) -> None:
@@ -345,6 +411,7 @@ def test_a_forked_child_has_no_pool(pool: PoolExecutor) -> None:
     [
         ({"max_workers": 0}, ValueError, "greater than 0"),
         ({"max_workers": -1}, ValueError, "greater than 0"),
+        ({"max_workers": 1.5}, TypeError, "integer"),
         ({"initializer": 3}, TypeError, "callable"),
         ({"max_tasks_per_child": "3"}, TypeError, "integer"),
         ({"max_tasks_per_child": 0}, ValueError, ">= 1"),
@@ -360,7 +427,7 @@ def test_what_a_pool_cannot_be(given: dict[str, Any], error: type[Exception], te
 
 
 def test_a_context_that_starts_anew_is_taken() -> None:
-    with PoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with PoolExecutor(True, multiprocessing.get_context("spawn")) as pool:  # a bool is a number here as there
         assert pool.submit(f.echo, 1).result(LONG_S) == 1
 
 
@@ -390,6 +457,8 @@ def test_json_gives_back_what_it_has(json_pool: PoolExecutor) -> None:
         ((1 << 70,), ValueError, r"argument 0: an int of 71 bits"),
         (("\ud800",), ValueError, r"argument 0: text with a lone surrogate"),
         ((Path("x"),), TypeError, r"argument 0: a pathlib"),
+        (([np.arange(2).view(np.recarray)],), TypeError, r"argument 0\[0\]: a numpy.*recarray would not arrive as one"),
+        ((np.arange(2, dtype=">i4"),), TypeError, r"argument 0: an array of >i4 would arrive in the machine's own"),
     ],
 )
 def test_json_refuses_at_submit(
