@@ -26,6 +26,7 @@ from callyard.worker.disk import DISK, Disk
 from callyard.worker.file_run import FileRun, Rerun
 from callyard.worker.journal import Notes, read_journal
 from callyard.worker.results import RunSummary
+from callyard.worker.run_input import is_stored
 
 from .conftest import MakeWorker
 from .fakes import FakeProcess, FakeSpawner
@@ -89,7 +90,7 @@ class Place:
         disk: Disk = DISK,
         *,
         function: str = "safe",
-        shape: str = "",
+        shape: object = "",
         stop_at: int = -1,
         batches: int = 2,
     ) -> RunSummary:
@@ -459,6 +460,71 @@ async def test_another_input_or_another_code_is_refused_with_the_reason(place: P
     place.write_rows(range(ROWS + 5))
     await place.run(Rerun(resume=True, accept_changes=True))
     assert [result["output"] for result in place.results] == [2 * row for row in range(ROWS + 5)]
+
+
+@pytest.mark.requirement("X88")
+async def test_options_of_several_values_are_the_same_ones_when_a_run_goes_on(place: Place) -> None:
+    await place.run(shape=("a", "b"), stop_at=8)
+    with pytest.raises(UsageError, match=r"option was a,b and is a\."):
+        await place.run(AGAIN, shape=("a",))
+    with pytest.raises(UsageError, match="option was a,b and is given"):
+        await place.run(AGAIN, shape=True)
+    await place.run(AGAIN, shape=("a", "b"))
+    assert [result["output"] for result in place.results] == [2 * row for row in range(ROWS)]
+
+
+@pytest.mark.requirement("X88")
+async def test_rows_from_a_named_pipe_all_run(place: Place) -> None:
+    """Nobody but the run reads from it: what another reader takes is gone."""
+    assert is_stored(place.rows)
+    rows = place.rows.read_bytes()
+    place.rows.unlink()
+    os.mkfifo(place.rows)
+    assert not is_stored(place.rows)
+    writer = threading.Thread(target=place.rows.write_bytes, args=(rows,), daemon=True)
+    writer.start()
+    await place.run()
+    assert [result["output"] for result in place.results] == [2 * row for row in range(ROWS)]
+
+
+@pytest.mark.requirement("X88")
+async def test_an_output_has_one_journal_and_one_lock_by_all_its_links(place: Place) -> None:
+    real = place.out
+    link = real.parent / "links" / "there.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(real)
+    place.out = link
+    unused = FileRun.prepare(link, FRESH, source=place.rows)
+    assert unused is not None
+    unused.close()
+    assert link.is_symlink(), "what was made for nothing is removed, and not the link to it"
+    assert not real.exists()
+    await place.run(stop_at=8)
+    assert place.files == ["out.jsonl", "out.jsonl.state"]
+    assert [file.name for file in link.parent.iterdir()] == ["there.jsonl"]
+    held = FileRun.prepare(link, AGAIN, source=place.rows)
+    assert held is not None
+    with pytest.raises(UsageError, match="another run writes"):
+        FileRun.prepare(real, AGAIN, source=place.rows)
+    held.close()
+    with pytest.raises(UsageError, match=r"out\.jsonl\.state is there"):
+        await place.run()
+    place.out = real
+    with pytest.raises(UsageError, match="has a run that was not finished, which --append would leave so"):
+        await place.run(Rerun(existing="append"))
+    await place.run(AGAIN)
+    assert [result["output"] for result in place.results] == [2 * row for row in range(ROWS)]
+    assert place.files == ["out.jsonl"]
+
+
+@pytest.mark.requirement("X88")
+async def test_what_was_added_behind_a_run_that_ended_is_not_lost(place: Place) -> None:
+    await place.run(stop_at=8)
+    with place.out.open("ab") as file:
+        file.write(b'{"mine":1}\n')
+    with pytest.raises(UsageError, match="is not as its run left it: 11 bytes were added behind its last result"):
+        await place.run(AGAIN)
+    assert place.out.read_bytes().endswith(b'{"mine":1}\n')
 
 
 @pytest.mark.requirement("X88")

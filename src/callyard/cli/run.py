@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from callyard.cli.calls import STOPPED_KINDS, CallList, RefusedRows, Tally, summarise
 from callyard.cli.interrupts import Interrupts, exit_status
 from callyard.cli.live import Live, shown_beside
@@ -153,6 +151,10 @@ async def _run_list(
                 summary = await run.wait()
         except OutputClosed:  # the reader of our output has seen enough, or the same Ctrl-C ended it
             return exit_status(interrupts.number) if interrupts.number else 0
+        except UsageError:
+            if file_run is not None and file_run.can_go_on and not options.setup.quiet:
+                screen.say(f"when that is mended, {_describe_going_on(file_run, file_run.failed)}", style="dim")
+            raise
         number = interrupts.number
     if not options.setup.quiet:
         show_summary(screen, summary, tally, calls, options, file_run)
@@ -187,7 +189,7 @@ async def _begin(
         worker,
         calls,
         function,
-        msgspec.to_builtins(shape),
+        shape,
         repeated=fitted.repeated,
         with_printed=options.with_output,
         in_front=count,
@@ -198,6 +200,8 @@ async def _begin(
 def _describe_resume(file_run: FileRun) -> str:
     plan = file_run.plan
     text = f"going on with {file_run.path}: {_count(file_run.standing, 'result')} there stay"
+    if failed := plan.failed_before + plan.kept_failed:
+        text += f", {failed:,} of them failed"
     if plan.again:
         unknown = f" ({plan.again_unknown:,} of them may have had their effect)" if plan.again_unknown else ""
         text += f", {_count(plan.again, 'failed row')} run again{unknown}"
@@ -208,18 +212,25 @@ def _count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def _describe_going_on(file_run: FileRun) -> str:
-    """The command lines that go on with a run; empty: there is nothing left of it."""
+def _describe_going_on(file_run: FileRun, not_run: int) -> str:
+    """The command lines that go on with a run; empty: there is nothing left of it. `not_run`: of its failures, those
+    that --resume runs."""
     if file_run.is_finished:
         return ""
-    words = [word for word in sys.argv[1:] if word not in RERUN_WORDS]
     lines = []
     if not file_run.is_complete:
-        lines.append(f"go on with it: callyard {shlex.join(words)} --resume")
-    if file_run.failed:
-        also = "" if file_run.is_complete else " --resume"
-        lines.append(f"run again what failed: callyard {shlex.join(words)}{also} --retry-failed")
+        lines.append(f"go on with it: {_again_with('--resume')}")
+    if file_run.failed > not_run:
+        also = () if file_run.is_complete else ("--resume",)
+        lines.append(f"run again what failed: {_again_with(*also, '--retry-failed')}")
     return "\n".join(lines)
+
+
+def _again_with(*more: str) -> str:
+    """This command line, with other words about its output."""
+    words = [word for word in sys.argv[1:] if word not in RERUN_WORDS]
+    end = words.index("--") if "--" in words else len(words)  # behind it a word is no option
+    return f"callyard {shlex.join([*words[:end], *more, *words[end:]])}"
 
 
 def _open_output(options: RunOptions, spec: FunctionSpec | None, rows: FittedRows) -> OutputSink:
@@ -333,7 +344,7 @@ def show_summary(
             screen.say(f"      {rest_count:,} with other messages")
     if summary.failed and not options.dry_run and os.path.isfile(options.output):
         screen.say(f"all of them: grep '\"ok\":false' {shlex.quote(options.output)}", style="dim")
-    if file_run is not None and (line := _describe_going_on(file_run)):
+    if file_run is not None and (line := _describe_going_on(file_run, tally.not_run)):
         screen.say(line, style="dim")
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from callyard.errors import UsageError
 from callyard.functions.registry import Registry
 from callyard.scheduler import CallResult
@@ -33,7 +35,6 @@ from callyard.worker.journal import Journal, Notes, Range, RunHeader, read_boot,
 from callyard.worker.merged_output import MergedOutput
 from callyard.worker.output_lock import OutputLock
 from callyard.worker.outputs import (
-    STATE_SUFFIX,
     DurableOutput,
     Existing,
     OutputError,
@@ -41,18 +42,22 @@ from callyard.worker.outputs import (
     Place,
     check_format,
     check_output,
+    follow_link,
+    name_state,
     open_output,
+    state_of,
 )
 from callyard.worker.remaining_rows import Ranges, RemainingRows
 from callyard.worker.resume_plan import Plan, Planner
 from callyard.worker.run_folder import RunFolder, find_run_folder
-from callyard.worker.run_input import RunInput
+from callyard.worker.run_input import RunInput, is_stored
 
 SETTLE_AFTER_S: Final = 0.1
 """Results are on disk, and noted, at most so long after they were written."""
 COMMIT_AFTER_S: Final = 0.005
 """Between two notes; what is to be opened meanwhile goes into one."""
 _TABLES: Final = "rows"
+_CODE_CHANGED: Final = "the functions' files have changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +95,7 @@ class FileRun:
 
     def __init__(self, path: Path, rerun: Rerun, format: str, source: str | None, disk: Disk) -> None:
         self.path = path
-        self.state_path = path.with_name(path.name + STATE_SUFFIX)
+        self.state_path = state_of(path)
         self.plan = Plan()
         self.begun: BegunRows | None = None
         """Where the actor notes what it sends; from `begin` on."""
@@ -156,9 +161,9 @@ class FileRun:
             if rerun.goes_on:
                 raise UsageError(f"{output} is no file: there is nothing to resume there")
             return None
-        run = cls(path, rerun, format, None if source is None or str(source) == "-" else str(source), disk)
+        run = cls(path, rerun, format, None if source is None or not is_stored(source) else str(source), disk)
         try:
-            run._lock = OutputLock(path, is_folder=format == "parquet")
+            run._lock = OutputLock(follow_link(path), is_folder=format == "parquet")
             run._read()
         except BaseException:
             run.close()
@@ -174,14 +179,14 @@ class FileRun:
             if notes is not None and not notes.complete:
                 raise OutputError(
                     f"{self.path} has a run that was not finished, which --append would leave so: go on with it by"
-                    f" --resume, or remove {self.state_path.name} to give it up"
+                    f" --resume, or remove {name_state(self.path)} to give it up"
                 )
             return
         if notes is None:
             if self._is_empty():
                 return  # a run that has not begun: it does now
             raise OutputError(
-                f"{self.path} has no {self.state_path.name}, so there is nothing to resume: its run has succeeded, or"
+                f"{self.path} has no {name_state(self.path)}, so there is nothing to resume: its run has succeeded, or"
                 " it is not of a run. Give --force to replace it, --append to add to it, or another name"
             )
         self._old = notes
@@ -262,6 +267,7 @@ class FileRun:
     ) -> tuple[CallSource, OutputSink]:
         rerun, old, folder, registry = self._rerun, self._old, worker.run_folder, worker.registry
         digest = str(registry.bundle.digest)
+        shape = msgspec.json.decode(msgspec.json.encode(shape))  # as the journal gives it back: a tuple is a list there
         schema = b"{}" if function is None else bytes(registry.get(function).output_schema)
 
         def may_run_again(name: str) -> bool:
@@ -293,6 +299,8 @@ class FileRun:
                 self._disk,
                 is_parquet=self._format == "parquet",
                 output_schema=schema,
+                repeated=repeated,
+                with_printed=with_printed,
                 resume=rerun.resume,
                 retry_failed=rerun.retry_failed,
                 function=function,
@@ -354,7 +362,7 @@ class FileRun:
         if header.function != function:
             changes.append(f"it called {header.function or 'a function named by each row'}, not {function or 'those'}")
         if header.digest != digest and not self._rerun.retry_failed:
-            changes.append("the functions' files have changed")
+            changes.append(_CODE_CHANGED)
         for name in sorted({*header.shape, *shape}):
             before, now = header.shape.get(name), shape.get(name)
             if before != now:
@@ -365,7 +373,7 @@ class FileRun:
             problem = await self._input.compare(header.input, old)
             changes += [problem] if problem else []
         if changes:
-            only_code = len(changes) == 1 and header.digest != digest
+            only_code = changes == [_CODE_CHANGED]
             code = " or, after a change of the code, --retry-failed" if only_code else ""
             raise UsageError(
                 f"{self.path} cannot be resumed: {'; '.join(changes)}. Give --accept-changes{code} to go on all the"
@@ -544,6 +552,11 @@ class FileRun:
             await self._working
 
     @property
+    def can_go_on(self) -> bool:
+        """There is a journal of it."""
+        return self._journal is not None and not self.is_finished
+
+    @property
     def failed(self) -> int:
         """Failures in the output, whenever they came."""
         counted = 0 if self._sink is None else self._sink.failed
@@ -581,4 +594,6 @@ class FileRun:
 
 
 def _show(value: object) -> str:
-    return "not given" if value is None else str(value)
+    if value is None or isinstance(value, bool):
+        return "given" if value else "not given"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

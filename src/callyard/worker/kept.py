@@ -79,6 +79,8 @@ class OldResult(msgspec.Struct):
     failure: CallFailure | None
     line: bytes
     at: int
+    fits: bool = True
+    """It may stay where it is; else it is written anew, in the columns that results have now."""
 
 
 def read_lines(stream: IO[bytes], name: str, start: int, end: int, first_line: int = 1) -> Iterator[OldResult]:
@@ -104,8 +106,12 @@ def read_lines(stream: IO[bytes], name: str, start: int, end: int, first_line: i
 
 
 def _foreign(name: str, number: int, problem: str) -> UsageError:
+    return refuse_edited(name, f"line {number}: {problem}")
+
+
+def refuse_edited(name: str, problem: str) -> UsageError:
     return UsageError(
-        f"{name} is not as its run left it: line {number}: {problem}. It cannot be resumed: give --force to replace it,"
+        f"{name} is not as its run left it: {problem}. It cannot be resumed: give --force to replace it,"
         " or write to another file"
     )
 

@@ -249,7 +249,10 @@ class JsonlOutput:
             data_end = _last_line_end(self._owned, self._written)
             with contextlib.suppress(OSError):
                 self._disk.truncate(self._owned, data_end)
-            self.lines += _count_lines(self._owned, self._written, data_end)
+            if data_end > self._written:
+                data = os.pread(self._owned, data_end - self._written, self._written)
+                self.lines += data.count(b"\n")
+                self._written, self._written_row = data_end, index_of(data[data.rfind(b"\n", 0, -1) + 1 :]) + 1
 
     def _disown_standard_output(self) -> None:
         """Else the interpreter complains at its exit that it cannot flush."""
@@ -459,23 +462,38 @@ def _check_place(path: Path, existing: Existing, source: str | os.PathLike[str] 
     return info is None or stat.S_ISREG(info.st_mode)
 
 
-STATE_SUFFIX: Final = ".state"
-"""What the journal of an output is called behind the output's name."""
+_STATE_SUFFIX: Final = ".state"
+
+
+def follow_link(path: Path) -> Path:
+    """The file that an output's name leads to: whichever name is given, it has one journal and one lock."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def state_of(path: Path) -> Path:
+    """The journal of an output, beside it."""
+    real = follow_link(path)
+    return real.with_name(real.name + _STATE_SUFFIX)
+
+
+def name_state(path: Path) -> str:
+    """As a message about that output names it."""
+    state = state_of(path)
+    return str(state) if path.is_symlink() else state.name
 
 
 def refuse_to_replace(path: Path, problem: str, them: str, other: str) -> str:
     """What to do about an output that is there, and what each of it does."""
     text = f"{problem}: give --force to replace {them}, --append to add to {them}, or another {other}"
     words = 'existing="overwrite" or "append"'
-    state = path.with_name(path.name + STATE_SUFFIX)
-    if state.exists():
+    if state_of(path).exists():
         text += (
-            f"; it has a run that can go on ({state.name} is there): --resume runs the rows that have no result,"
+            f"; it has a run that can go on ({name_state(path)} is there): --resume runs the rows that have no result,"
             " --retry-failed those that failed, both together both"
         )
         words += ", resume=True, retry_failed=True"
     else:
-        text += f"; there is no {state.name}, so --resume and --retry-failed have nothing to go on with"
+        text += f"; there is no {name_state(path)}, so --resume and --retry-failed have nothing to go on with"
     return f"{text} (in Python: {words})"
 
 
@@ -502,10 +520,6 @@ def _last_line_end(fd: int, start: int) -> int:
             return begin + found + 1
         end = begin
     return start
-
-
-def _count_lines(fd: int, start: int, end: int) -> int:
-    return os.pread(fd, end - start, start).count(b"\n") if end > start else 0
 
 
 def _is_same(info: os.stat_result, source: str | os.PathLike[str]) -> bool:

@@ -19,11 +19,12 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
 from callyard.errors import CallFailure, ErrorKind, Outcome
+from callyard.functions.packing import NotReadable, decode_json
 from callyard.scheduler import CallResult
 from callyard.worker.disk import DISK, Disk
 from callyard.worker.kept import read_result
@@ -44,6 +45,8 @@ PART_AFTER_S: Final = 30.0
 """Slow results are on disk after so long, though their part is small."""
 _PART: Final = re.compile(r"part-(\d{6,12})\.parquet")
 _LEVELS_MAX: Final = 32
+_JSON: Final = b"callyard:json"
+"""Beside the column `output` whose text is JSON."""
 _ENCODE: Final = msgspec.json.Encoder(enc_hook=str).encode
 _ECHO: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -211,21 +214,39 @@ def check_folder(path: Path, existing: Existing, source: str | os.PathLike[str] 
     return parts
 
 
-def read_parts(path: Path, first: int, end: int, output_schema: bytes) -> Iterator[tuple[int, bytes]]:
-    """The results in the parts from a number up to another: the number, and the result's line. Raises `OutputError`."""
-    types = _Types(import_arrow("pyarrow", "reading Parquet"), output_schema)
+def has_part(path: Path, number: int) -> bool:
+    return _part(path, number).exists()
+
+
+def read_parts(
+    path: Path, first: int, end: int, output_schema: bytes, repeated: Sequence[str], *, with_printed: bool
+) -> Iterator[tuple[int, bytes, bool]]:
+    """The results in the parts from a number up to another: the number, the result's line, and whether the part has the
+    columns that a `ParquetOutput` of these arguments gives it. They are read as the part says. Raises `OutputError`.
+    """
+    arrow = import_arrow("pyarrow", "reading Parquet")
     parquet = import_arrow("pyarrow.parquet", "reading Parquet")
+    schema = _Types(arrow, output_schema).schema_of_results(repeated, with_printed=with_printed)
     for number in range(first, end):
         part = _part(path, number)
         try:
-            rows = parquet.read_table(part).to_pylist()
-        except (OSError, types.error) as error:
+            with parquet.ParquetFile(part) as file:
+                table = file.read()
+            output = table.schema.field("output")
+        except (OSError, KeyError, arrow.ArrowException) as error:
             raise OutputError(f"{part} is not as its run left it: {error}: give --force to start anew") from error
-        for row in rows:
-            yield number, format_line_with_printed(_result_of(row, types))
+        # A type of Arrow's that stands for JSON, as it does inside of a value.
+        kind = arrow.large_string() if _is_json(output) else output.type
+        is_alike = table.schema.equals(schema) and _is_json(output) is _is_json(schema.field("output"))
+        for row in table.to_pylist():
+            yield number, format_line_with_printed(_result_of(row, arrow, kind)), is_alike
 
 
-def _result_of(row: Mapping[str, Any], types: _Types) -> CallResult:
+def _is_json(field: Any) -> bool:
+    return _JSON in (field.metadata or {})
+
+
+def _result_of(row: Mapping[str, Any], arrow: Any, kind: Any) -> CallResult:
     index, error = row["index"], row["error"]
     failure = output = None
     if error is not None:
@@ -240,7 +261,7 @@ def _result_of(row: Mapping[str, Any], types: _Types) -> CallResult:
     elif row["output_json"] is not None:
         output = row["output_json"].encode()
     else:
-        output = types.to_json(row["output"])
+        output = _ENCODE(_from_arrow(arrow, kind, row["output"]))
     echo = ",".join(f'"{name}":{_echo_to_json(name, row[name])}' for name in ("id", "args") if name in row)
     told = row.get("printed")
     printed = None if told is None else Printed(told, row["cut_bytes"])
@@ -312,7 +333,7 @@ class _Types:
                 ("index", whole),
                 *((name, text) for name in echoes),
                 ("ok", self._arrow.bool_()),
-                ("output", self._type),
+                self._arrow.field("output", self._type, metadata={_JSON: b""} if self._is_text else None),
                 ("error", self._arrow.struct(error)),
                 ("output_json", text),
                 *told,
@@ -323,15 +344,16 @@ class _Types:
         """The column `output`, and the JSON of those values that it cannot hold."""
         if self._is_text:
             return [None if raw is None else raw.decode() for raw in outputs], [None] * len(outputs)
-        values = [None if raw is None else msgspec.json.decode(raw) for raw in outputs]
-        with contextlib.suppress(*_misfits(self._arrow)):
-            return self._array(values), [None] * len(outputs)
+        misfits = _misfits(self._arrow)
+        with contextlib.suppress(*misfits):
+            return self._array([None if raw is None else decode_json(raw) for raw in outputs]), [None] * len(outputs)
         kept: list[Any] = []
         texts: list[str | None] = []
-        for raw, value in zip(outputs, values, strict=True):
+        for raw in outputs:
             try:
+                value = None if raw is None else decode_json(raw)
                 self._array([value])
-            except _misfits(self._arrow):
+            except misfits:
                 assert raw is not None
                 kept.append(None)
                 texts.append(raw.decode())
@@ -339,14 +361,6 @@ class _Types:
                 kept.append(value)
                 texts.append(None)
         return self._array(kept), texts
-
-    def to_json(self, value: Any) -> bytes:
-        """A value of the column `output` as the JSON that it was made of."""
-        return str(value).encode() if self._is_text else _ENCODE(_from_arrow(self._arrow, self._type, value))
-
-    @property
-    def error(self) -> type[Exception]:
-        return cast(type[Exception], self._arrow.ArrowException)
 
     def _array(self, values: Sequence[Any]) -> Any:
         return self._arrow.array([_to_arrow(self._arrow, self._type, value) for value in values], self._type)
@@ -385,7 +399,7 @@ class _Types:
 
 
 def _misfits(arrow: Any) -> tuple[type[Exception], ...]:
-    return (arrow.ArrowException, TypeError, ValueError, OverflowError)
+    return (arrow.ArrowException, NotReadable, TypeError, ValueError, OverflowError)
 
 
 def _from_arrow(arrow: Any, kind: Any, value: Any) -> Any:

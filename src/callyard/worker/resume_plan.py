@@ -6,7 +6,8 @@ file of its own, beside the journal, so that the output can be written on from t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +16,7 @@ import msgspec
 from callyard.errors import CallFailure, ErrorKind, Outcome
 from callyard.worker.disk import Disk
 from callyard.worker.journal import Notes, RunHeader
-from callyard.worker.kept import STOPPED, KeptFile, OldResult, read_kept, read_lines, read_result
+from callyard.worker.kept import STOPPED, KeptFile, OldResult, read_kept, read_lines, read_result, refuse_edited
 from callyard.worker.outputs import Place, index_of
 
 
@@ -54,6 +55,8 @@ class Planner:
         *,
         is_parquet: bool,
         output_schema: bytes,
+        repeated: Sequence[str],
+        with_printed: bool,
         resume: bool,
         retry_failed: bool,
         function: str | None,
@@ -66,6 +69,8 @@ class Planner:
         self._disk = disk
         self._is_parquet = is_parquet
         self._output_schema = output_schema
+        self._repeated = repeated
+        self._with_printed = with_printed
         self._resume = resume
         self._retry_failed = retry_failed
         self._function = function
@@ -97,7 +102,7 @@ class Planner:
             replaced = self._is_again(result)
             if not splits and group and result.at != group[0].at:
                 self._count_before(group)
-            if not splits and (replaced or result.index != expected or result.at < 0):
+            if not splits and (replaced or not result.fits or result.index != expected or result.at < 0):
                 splits = True
                 if result.at >= 0:
                     plan.start = (result.at, group[0].index if group else expected)
@@ -147,14 +152,23 @@ class Planner:
                     yield OldResult(index, read_result(line).failure, line, -1)
 
     def _read_output(self, header: RunHeader, settled: int) -> Iterator[OldResult]:
+        name, ended = str(self._path), self._notes.ended
         if self._is_parquet:
-            from callyard.worker.parquet_output import read_parts
+            from callyard.worker.parquet_output import has_part, read_parts
 
-            for number, line in read_parts(self._path, header.base, settled, self._output_schema):
-                yield OldResult(index_of(line), read_result(line).failure, line, number)
+            if ended and has_part(self._path, settled):
+                raise refuse_edited(name, "it has a part behind its last one")
+
+            columns = (self._output_schema, self._repeated)
+            for number, line, fits in read_parts(
+                self._path, header.base, settled, *columns, with_printed=self._with_printed
+            ):
+                yield OldResult(index_of(line), read_result(line).failure, line, number, fits)
             return
         with self._path.open("rb") as stream:
-            yield from read_lines(stream, str(self._path), header.base, settled)
+            if ended and (rest := os.fstat(stream.fileno()).st_size - settled) > 0:
+                raise refuse_edited(name, f"{rest:,} bytes were added behind its last result")
+            yield from read_lines(stream, name, header.base, settled)
 
 
 def is_stopped(failure: CallFailure, function: str | None, may_run_again: Promising) -> bool:

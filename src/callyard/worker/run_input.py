@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import threading
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,11 @@ from typing import Final
 from callyard.worker.journal import InputMark, Notes
 
 _READ_BYTES: Final = 1024 * 1024
+
+
+def is_stored(source: str | os.PathLike[str]) -> bool:
+    """Whether it can be read more than once. Of a pipe (`-`, `<(…)`, a FIFO) each byte comes to one reader only."""
+    return str(source) != "-" and (os.path.isfile(source) or os.path.isdir(source))
 
 
 class RunInput:

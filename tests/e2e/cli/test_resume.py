@@ -188,6 +188,9 @@ def test_a_signal_ends_it_so_that_it_goes_on(runs: Runs, number: int, status: in
     assert done.status == 1
     assert set(kinds(runs.results)) == {"ok", "internal"}
     assert runs.noted("effects") == Counter(range(ROWS))
+    again = run(*shlex.split(line[1]), cwd=runs.folder, env=EXECUTORS)
+    assert again.status == 1
+    assert f"{ROWS:,} results there stay, {kinds(runs.results)['internal']:,} of them failed" in again.err
     runs.open("mended")
     line = re.search(r"^run again what failed: callyard (run .* --retry-failed)$", done.err, re.M)
     assert line, done.err

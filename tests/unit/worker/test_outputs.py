@@ -287,12 +287,13 @@ def test_lines_of_a_failed_write_that_are_whole_stay(tmp_path: Path) -> None:
         "sink = JsonlOutput(sys.argv[1])\n"
         "sink.write([CallResult(index, b'\"' + b'x' * 3_000 + b'\"', None, 1) for index in range(10)])\n"
         "try:\n    sink.close()\n"
-        "except OutputError as error:\n    print(error)\n"
+        "except OutputError as error:\n    print(error, sink.place)\n"
     )
     file = tmp_path / "out.jsonl"
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
     assert [msgspec.json.decode(line)["index"] for line in file.read_bytes().splitlines()] == [0, 1, 2]
     assert "it holds 3 results" in done.stdout
+    assert done.stdout.endswith(f"({file.stat().st_size}, 3)\n"), "a run that goes on knows of them"
 
 
 def test_a_reader_that_leaves_ends_it_quietly() -> None:

@@ -12,11 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from callyard.errors import ErrorKind, fail
+from callyard.errors import ErrorKind, UsageError, fail
 from callyard.scheduler import CallResult
 from callyard.worker import parquet_output
-from callyard.worker.outputs import OutputError, OutputSink, check_output, open_output
+from callyard.worker.disk import DISK
+from callyard.worker.journal import Notes, RunHeader
+from callyard.worker.outputs import OutputError, OutputSink, check_output, format_line, open_output
+from callyard.worker.parquet_output import read_parts
 from callyard.worker.results import with_echo
+from callyard.worker.resume_plan import Plan, Planner
 
 NUMBER = b'{"type":"number"}'
 FARE = msgspec.json.encode(
@@ -140,6 +144,8 @@ def test_an_object_is_a_struct_and_what_is_not_typed_in_it_json(tmp_path: Path) 
     ("schema", "value"),
     [
         (b'{"type":"integer"}', 1 << 70),
+        (b'{"type":"integer"}', msgspec.Raw(b"9" * 5_000)),
+        (b'{"type":"number"}', msgspec.Raw(b"1e999")),
         (b'{"type":"integer"}', 1.5),
         (b'{"type":"number"}', True),
         (b'{"type":"number"}', (1 << 60) + 1),
@@ -209,3 +215,52 @@ def test_abort_keeps_what_was_taken(tmp_path: Path) -> None:
     sink.write([good(0)])
     sink.abort()
     assert pq.read_table(tmp_path / "o.parquet")["index"].to_pylist() == [0]
+
+
+def plan_again(folder: Path, schema: bytes) -> Plan:
+    """Where a run goes on that ended with three results in one part, and gives results of `schema` now."""
+    header = RunHeader(
+        run_id="r", generation=1, function="f", digest="", shape={}, input=None, hash_seed=1, boot="", folder="",
+        base=0, start=(0, 0),
+    )  # fmt: skip
+    return Planner(
+        folder,
+        folder.parent / "kept",
+        Notes(header=header, settled=(1, 3), ended=True),
+        DISK,
+        is_parquet=True,
+        output_schema=schema,
+        repeated=(),
+        with_printed=False,
+        resume=True,
+        retry_failed=False,
+        function="f",
+        may_run_again=lambda name: True,
+    ).plan()
+
+
+@pytest.mark.requirement("X88")
+def test_parts_of_other_columns_are_written_anew_when_a_run_goes_on(tmp_path: Path) -> None:
+    """The function's result has another type now: what was JSON is no text, and the folder stays one table."""
+    folder = tmp_path / "o.parquet"
+    results = good(0, "a"), good(1, 1), bad(2)
+    write(open_output(folder), *results)
+    lines = [format_line(result) for result in results]
+    for schema, fits in ((b"{}", True), (b'{"type":"string"}', False), (FARE, False)):
+        assert list(read_parts(folder, 0, 1, schema, (), with_printed=False)) == [(0, line, fits) for line in lines]
+        plan = plan_again(folder, schema)
+        assert (plan.start, plan.before, plan.kept_standing) == (((1, 3), 3, 0) if fits else ((0, 0), 0, 3))
+    sink = open_output(folder, output_schema=b'{"type":"string"}', start=(0, 0))
+    sink.write_kept(lines)
+    sink.close()
+    rows = pq.read_table(folder).to_pylist()
+    assert [(row["output"], row["output_json"]) for row in rows] == [("a", None), (None, "1"), (None, None)]
+
+
+@pytest.mark.requirement("X88")
+def test_a_part_that_was_added_behind_a_run_that_ended_is_not_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "o.parquet"
+    write(open_output(folder), *(good(row) for row in range(3)))
+    write(open_output(folder, existing="append"), good(0))
+    with pytest.raises(UsageError, match="is not as its run left it: it has a part behind its last one"):
+        plan_again(folder, b"{}")
