@@ -268,7 +268,7 @@ class WorkerConfig:
     sandbox: SandboxChoice | None = setting(
         None,
         "`bwrap`, `landlock`, `auto` (the strongest here) or `off`;"
-        " by default `auto` in spawn mode `sandbox`, else `off`",
+        " by default `auto` in spawn mode `sandbox` or where a minimum is given, else `off`",
         choices=CHOICES,
     )
     sandbox_min: str | None = setting(None, "the least that `auto` may come to; by default `landlock`", choices=LEVELS)
@@ -351,7 +351,8 @@ class WorkerConfig:
     def sandbox_choice(self) -> SandboxChoice:
         if self.sandbox is not None:
             return self.sandbox
-        return "auto" if self.executor_spawn_mode == ExecutorSpawnMode.SANDBOX else "off"
+        wants_one = self.executor_spawn_mode == ExecutorSpawnMode.SANDBOX or self.sandbox_min not in (None, Level.OFF)
+        return "auto" if wants_one else "off"
 
     @property
     def sandbox_least(self) -> Level:

@@ -48,6 +48,8 @@ def allows(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"sandbox": "auto"}, ["landlock"], "landlock"),
         ({"sandbox": "auto", "sandbox_min": "off"}, [], "off"),
         ({"sandbox": "auto", "sandbox_min": "bwrap"}, ["bwrap"], "bwrap"),
+        ({"sandbox_min": "bwrap"}, ["bwrap"], "bwrap"),
+        ({"sandbox_min": "off"}, ["bwrap"], "off"),
         ({"sandbox": "landlock"}, ["bwrap", "landlock"], "landlock"),
         ({"executor_spawn_mode": ExecutorSpawnMode.SANDBOX}, ["landlock"], "landlock"),
         ({"executor_spawn_mode": ExecutorSpawnMode.SANDBOX, "sandbox": "off"}, ["landlock"], "off"),
