@@ -149,6 +149,8 @@ class Ties:
     """Calls above it; a root's is 0."""
     request_id: RequestId = NO_REQUEST
     """The request of its parent that its end answers."""
+    asked_by: ExecutorState | None = None
+    """Of a subcall: whose call asked for it."""
     spread: bool = False
     """Rather on another executor than its parent's (X30)."""
     orphaned: bool = False

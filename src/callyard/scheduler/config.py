@@ -28,6 +28,7 @@ class SchedulerConfig:
     max_collected_output_bytes: int = 0  # per task, held by the worker; 0: off
     open_requests_max: int = 1_024  # per call
     max_subcall_depth: int = 8  # calls below a root call
+    subcall_args_bytes_max: int = 1 << 30  # arguments of the subcalls that calls of one executor wait for
     cache_entries: int = 65_536  # results cached per task
     cache_bytes_max: int = 32 * 1024 * 1024  # of them, per task
     batch_max_rows: int = 8_192

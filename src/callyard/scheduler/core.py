@@ -318,7 +318,7 @@ class Scheduler(Decisions):
         self._prove_begun(parent, parent.executor, now_ms)
         if not self._open_request(parent, event.request_id, event.executor_id):
             return []
-        refusal = refuse(parent, event, self._config.max_subcall_depth)
+        refusal = refuse(parent, event, self._config)
         if refusal is not None:
             if is_for_its_place(refusal):
                 mark_disturbed(parent)
@@ -326,6 +326,7 @@ class Scheduler(Decisions):
         call = build_subcall(parent, event, next(self._numbers))
         assert parent.ties is not None
         parent.ties.children[call.call_id] = call
+        parent.executor.subcall_args_bytes += len(call.args)
         self._calls[call.call_id] = call
         call.batch.subcalls += 1
         self._counts["subcalls"] += 1

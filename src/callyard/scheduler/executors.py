@@ -101,6 +101,8 @@ class ExecutorState:
     """READY subcalls whose home this is; those that ended where they stand are no longer `queued`."""
     in_ring: bool = False
     """Has its turn among executors with subcalls to bind."""
+    subcall_args_bytes: int = 0
+    """Of all subcalls that its calls asked for and that have not ended."""
 
     @property
     def is_free(self) -> bool:

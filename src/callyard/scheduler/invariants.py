@@ -101,11 +101,14 @@ def _check_family(scheduler: Scheduler, call: Call) -> None:
 
 
 def _check_executors(scheduler: Scheduler) -> None:
+    asked: Counter[ExecutorId] = Counter()
     held: Counter[ExecutorId] = Counter()
     roots: Counter[ExecutorId] = Counter()
     unbegun: Counter[ExecutorId] = Counter()
     waiting: Counter[ExecutorId] = Counter()
     for call in scheduler._calls.values():
+        if call.ties is not None and call.ties.asked_by is not None:
+            asked[call.ties.asked_by.executor_id] += len(call.args)
         if call.executor is not None and call.stopping is None:
             held[call.executor.executor_id] += 1
             roots[call.executor.executor_id] += call.parent is None
@@ -119,6 +122,7 @@ def _check_executors(scheduler: Scheduler) -> None:
         assert ex.unbegun == unbegun[executor_id], f"unbegun_counts: {executor_id}"
         assert ex.live_roots <= scheduler._config.executor_max_inflight, f"executor_max_inflight: {executor_id}"
         assert ex.waiting == waiting[executor_id], f"waiting_counts: {executor_id}"
+        assert ex.subcall_args_bytes == asked[executor_id], f"subcall_args_are_counted: {executor_id}"
         assert ex.draining_subcalls <= ex.draining, f"draining_subcalls: {executor_id}"
         assert ex.placement is not None or not (ex.live or ex.draining), f"bound_iff_used: {executor_id}"
         for call_id in ex.live:

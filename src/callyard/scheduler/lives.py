@@ -335,6 +335,8 @@ class CallLives:
         """The subcall is gone; its parent pays, and is resumed, if it still waits for it (X28)."""
         task, batch = call.task, call.batch
         del self._calls[call.call_id]
+        assert ties.asked_by is not None, f"{call.call_id} was asked for by nobody"
+        ties.asked_by.subcall_args_bytes -= len(call.args)
         batch.subcalls -= 1
         if batch.remaining == 0 and batch.subcalls == 0:
             task.settled.append(batch)

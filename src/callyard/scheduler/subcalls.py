@@ -17,6 +17,7 @@ from callyard.errors import CallFailure, ErrorKind, Outcome, fail
 from callyard.ids import CallId, RequestId
 from callyard.scheduler.batches import is_keyed
 from callyard.scheduler.calls import Call, FunctionTarget, Ties
+from callyard.scheduler.config import SchedulerConfig
 from callyard.scheduler.events import SubcallRequested
 from callyard.scheduler.executors import ExecutorState
 from callyard.scheduler.placement import Placement
@@ -135,7 +136,7 @@ def budget_left_ms(call: Call) -> int:
     return call.budget_ms - (0 if call.ties is None else call.ties.charged_ms)
 
 
-def refuse(parent: Call, event: SubcallRequested, depth_max: int) -> CallFailure | None:
+def refuse(parent: Call, event: SubcallRequested, config: SchedulerConfig) -> CallFailure | None:
     """Why this call may not make this subcall; None: it may."""
     target = event.target
     if target is None or event.failure is not None:
@@ -149,8 +150,9 @@ def refuse(parent: Call, event: SubcallRequested, depth_max: int) -> CallFailure
         return _deny("bundle", f"{name} is of another bundle than {parent.target.function_id}, whose executor has one")
     if parent.target.pure and not target.pure:
         return _deny("purity", f"{parent.target.function_id} is pure, and may only call pure functions: {name} is not")
-    if ties.depth >= depth_max:
-        return _deny("depth", f"{name} would be {ties.depth + 1} calls deep, max_subcall_depth={depth_max}")
+    if ties.depth >= config.max_subcall_depth:
+        limit = config.max_subcall_depth
+        return _deny("depth", f"{name} would be {ties.depth + 1} calls deep, max_subcall_depth={limit}")
     family = [parent, *ancestors(parent)]
     for above in family:
         if is_equal(above, target, event.args):
@@ -162,6 +164,15 @@ def refuse(parent: Call, event: SubcallRequested, depth_max: int) -> CallFailure
     if parent.budget_ms and budget_left_ms(parent) <= 0:
         message = f"{name} was not called: {parent.target.function_id} has used its {parent.budget_ms} ms"
         return fail(ErrorKind.TIMEOUT, message, outcome=Outcome.NOT_RUN, limit="budget_ms")
+    asker = parent.executor
+    assert asker is not None, f"{parent.call_id} asks without a reservation"
+    size, most = asker.subcall_args_bytes + len(event.args), config.subcall_args_bytes_max
+    if size > most:
+        message = (
+            f"{name} was not called: with it, {asker.executor_id} would wait for subcalls with {size:,} bytes of"
+            f" arguments, subcall_args_bytes_max={most:,}: ask for fewer at once, or pass paths of files"
+        )
+        return fail(ErrorKind.RESOURCE_LIMIT, message, outcome=Outcome.NOT_RUN, limit="subcall_args_bytes_max")
     return None
 
 
@@ -213,6 +224,7 @@ def build_subcall(parent: Call, event: SubcallRequested, number: int) -> Call:
         ties=Ties(
             depth=ties.depth + 1,
             request_id=RequestId(event.request_id),
+            asked_by=parent.executor,
             spread=event.spread,
             keyed=is_keyed(parent.task.plan, target),
         ),
@@ -234,4 +246,5 @@ def mark_disturbed(call: Call) -> None:
 
 def is_for_its_place(refusal: CallFailure) -> bool:
     """Whether another call of the same function might not have been refused."""
-    return refusal.kind is ErrorKind.TIMEOUT or refusal.details.get("reason") in ("depth", "cycle", "exclusive")
+    by_kind = refusal.kind in (ErrorKind.TIMEOUT, ErrorKind.RESOURCE_LIMIT)
+    return by_kind or refusal.details.get("reason") in ("depth", "cycle", "exclusive")

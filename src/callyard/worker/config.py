@@ -178,6 +178,12 @@ class WorkerConfig:
     max_subcall_depth: int = setting(
         8, "calls below a call of a list; a call of the deepest makes no further one", low=1, high=64
     )
+    subcall_args_bytes_max: int = setting(
+        1_024 * MIB,
+        "arguments of all the subcalls that the calls of one executor wait for; more end as `resource_limit`",
+        low=64 * 1_024,
+        high=1 << 40,
+    )
     base_backoff_ms: int = setting(
         10, "the wait before a first retry; it grows with each, and is random", low=1, high=60_000
     )
@@ -403,6 +409,7 @@ class WorkerConfig:
             base_backoff_ms=self.base_backoff_ms,
             max_collected_output_bytes=self.max_collected_output_bytes,
             max_subcall_depth=self.max_subcall_depth,
+            subcall_args_bytes_max=self.subcall_args_bytes_max,
             batch_max_rows=self.batch_max_rows,
             batch_max_args_bytes=self.batch_max_args_bytes,
         )

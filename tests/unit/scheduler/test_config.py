@@ -60,6 +60,7 @@ def test_defaults_are_those_of_the_specification() -> None:
         "max_collected_output_bytes": 0,
         "open_requests_max": 1_024,
         "max_subcall_depth": 8,
+        "subcall_args_bytes_max": 1 << 30,
         "cache_entries": 65_536,
         "cache_bytes_max": 32 * 1024 * 1024,
         "batch_max_rows": 8_192,

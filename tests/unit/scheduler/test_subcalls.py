@@ -167,6 +167,19 @@ def test_too_deep() -> None:
     assert message == "deep would be 4 calls deep, max_subcall_depth=3"
 
 
+@pytest.mark.requirement("X95")
+def test_arguments_that_wait_at_one_executor_are_bounded() -> None:
+    """Those of all its calls together; what has ended counts no more."""
+    h = Harness(executors=1, subcall_args_bytes_max=20)
+    one, other = dispatches(h.begin((PLAIN, b"[1]"), (PLAIN, b"[2]")))
+    first = h.call(one, IDEMPOTENT, b'["12345678"]')
+    kind, _, message = refusal(h.ask(other, IDEMPOTENT, b'["123456789"]'))
+    assert kind is ErrorKind.RESOURCE_LIMIT
+    assert "would wait for subcalls with 25 bytes of arguments, subcall_args_bytes_max=20" in message
+    h.complete(first)
+    assert dispatches(h.ask(other, IDEMPOTENT, b'["123456789"]'))
+
+
 @pytest.mark.requirement("X25")
 @pytest.mark.parametrize("levels", [0, 1, 3])
 def test_a_call_that_would_wait_for_itself(levels: int) -> None:
