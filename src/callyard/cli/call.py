@@ -54,8 +54,9 @@ def call_once(
             async with shown_amount(screen, live):
                 result = await worker.call_result(
                     name,
-                    _as_row(args, worker.registry, name),
+                    args,
                     strings=strings,
+                    row=_is_row(args, worker.registry, name),
                     binary=False,
                     nan=nan,
                     budget_ms=budget_ms,
@@ -73,10 +74,10 @@ def call_once(
     return run_command(work, screen)
 
 
-def _as_row(args: Any, registry: Registry, name: str) -> Any:
-    """Names that are fields of a function's one object parameter, as a row's are; else the arguments as they are."""
+def _is_row(args: Any, registry: Registry, name: str) -> bool:
+    """Whether the names are fields of the function's one object parameter, as a row's are, and not its own."""
     parameter = row_parameter(registry.get(name)) if name in registry and isinstance(args, dict) else None
-    return args if parameter is None or parameter in args else {parameter: args}
+    return parameter is not None and parameter not in args
 
 
 def _show(raw: bytes, output: str | None, screen: Screen) -> None:

@@ -7,14 +7,19 @@ is made by column, never by what a cell happens to hold in a text column. Source
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
+from callyard.functions.encoding import escape_token
+from callyard.functions.misfits import misfit
+
 _CELLS: Final = msgspec.json.Decoder(dict[str, Any])
 _SYNTAX: Final = msgspec.json.Decoder(msgspec.Raw)
 _NUMBER_STARTS: Final = "-0123456789"
+_MANY_ZEROS: Final = re.compile(r"\s*[+-]?[0-9]+\.0{2,}\s*")
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -24,6 +29,8 @@ class Column(msgspec.Struct, frozen=True):
     """What an empty cell is: `absent`, `null`, or `text`."""
     json_starts: str = ""
     """A cell that begins with one of these characters and is JSON is taken as JSON."""
+    whole: bool = False
+    """Whole numbers alone: `5.0` is one, `1.000` may be a thousand of those who write it so."""
 
 
 PLAIN: Final = Column()
@@ -43,8 +50,8 @@ class Columns:
         self._all_plain = all(not column.json_starts for column in (*self.named.values(), self.others))
 
     def prepare(self, raw: bytes) -> bytes:
-        """`raw`, an object of texts, with empty cells and JSON cells resolved."""
-        if self._all_plain and b'""' not in raw:
+        """`raw`, an object of texts, with empty cells and JSON cells resolved. Raises `ArgumentsMisfit`."""
+        if self._all_plain and b'""' not in raw and b".00" not in raw:
             return raw
         try:
             cells = _CELLS.decode(raw)
@@ -58,13 +65,17 @@ class Columns:
                     prepared[name] = None
             elif column.json_starts and isinstance(cell, str) and cell.lstrip()[:1] in tuple(column.json_starts):
                 prepared[name] = _json_or_text(cell)
+            elif column.whole and isinstance(cell, str) and _MANY_ZEROS.fullmatch(cell):
+                text = f'expected an integer, got text ("{cell}"): with 5.0 for 5, more zeros may mean thousands'
+                raise misfit(text, "type", f"/{escape_token(name)}", expected="an integer")
             else:
                 prepared[name] = cell
         return msgspec.json.encode(prepared)
 
     def _column(self, schema: Any, *, required: bool) -> Column:
         types = self._types(schema)
-        return Column("absent" if not required else "null" if "null" in types else "text", self._json_starts(types))
+        empty = "absent" if not required else "null" if "null" in types else "text"
+        return Column(empty, self._json_starts(types), types - {"null"} == {"integer"})
 
     def _other_columns(self, schema: Any) -> Column:
         """Columns without a name in the schema: the keys of a mapping."""
@@ -72,7 +83,7 @@ class Columns:
             return PLAIN
         types = self._types(schema)
         empty = "null" if "null" in types else "text" if "string" in types else "absent"
-        return Column(empty, self._json_starts(types))
+        return Column(empty, self._json_starts(types), types - {"null"} == {"integer"})
 
     def _json_starts(self, types: set[str]) -> str:
         starts = "[" * ("array" in types) + "{" * ("object" in types)

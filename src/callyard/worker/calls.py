@@ -55,6 +55,8 @@ class ResultOptions(CallOptions, total=False):
     """False: a result that is all JSON, of bytes, arrays and tables too."""
     strings: bool
     """The values are text, parsed by each parameter's type."""
+    row: bool
+    """The arguments are a row, as `map` has them: a function with one object parameter takes it whole."""
     capture: bool
     """The Result has in `printed` what the call printed and logged."""
 

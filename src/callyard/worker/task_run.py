@@ -408,7 +408,6 @@ class TaskRun:
 class SingleCall:
     """A task of one root call, for `Worker.call`: no window, no order, one future. Satisfies `TaskListener`."""
 
-    takes_rows = False
     trail: SubcallTrail | None = None
     io_options: TaskIoOptions | None = None
     deadline_at_ms: int | None = None
@@ -426,6 +425,7 @@ class SingleCall:
         capture: bool = False,
     ) -> None:
         self.plan = plan
+        self.takes_rows = plan.takes_rows
         self.context = _context_of(plan)
         self.audits = view.audits
         self.result_form = form_of(plan)

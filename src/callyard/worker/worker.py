@@ -446,10 +446,11 @@ class Worker(Calls):
         capture: bool = False,
         nan: Nan = "refuse",
         binary: bool = True,
+        row: bool = False,
     ) -> SingleCall:
         self._spec(asked.name)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
-        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=False, binary=binary, nan=nan)
+        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=False, row=row, binary=binary, nan=nan)
         call = NewCall(0, view[asked.name], asked.args, strings, view.refusal or self._keep_shared(plan, asked.args))
         single = SingleCall(self._running(), plan, view, call, self._on_run_end, on_event, capture=capture)
         self._pin(single, view)
@@ -763,12 +764,10 @@ class Worker(Calls):
     ) -> TaskRun:
         if cache not in get_args(CachePolicy):
             raise UsageError(f"cache must be one of {', '.join(get_args(CachePolicy))}, got {cache!r}")
-        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=True, binary=binary, nan=nan)
+        plan, view = self._plan(max_attempts, budget_ms, tenant, streaming=True, row=True, binary=binary, nan=nan)
         if check_only:
             view = view.only_checking()
-        plan = msgspec.structs.replace(
-            plan, cache=cache, on_failure="fail_fast" if fail_fast else "continue", takes_rows=True
-        )
+        plan = msgspec.structs.replace(plan, cache=cache, on_failure="fail_fast" if fail_fast else "continue")
         run = TaskRun(
             self._running(),
             self._clock,
@@ -793,6 +792,7 @@ class Worker(Calls):
         tenant: str,
         *,
         streaming: bool,
+        row: bool = False,
         binary: bool = False,
         nan: Nan = "refuse",
     ) -> tuple[TaskPlan, CodeView]:
@@ -815,6 +815,7 @@ class Worker(Calls):
             default_budget_ms=0,
             streaming=streaming,
             uses_slot=streaming,
+            takes_rows=row,
             binary=binary,
             nan_null=nan != "refuse" and wants_null({"nan": nan}),
         )

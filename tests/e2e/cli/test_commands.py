@@ -60,7 +60,7 @@ def test_call_takes_the_fields_of_the_one_object_as_run_does(words: list[str]) -
     assert (done.status, json.loads(done.out)) == (0, {"rider": "ada", "fare": 4.0})
     missing = run("call", f"{target}:price")
     assert missing.status == 1
-    assert "/trip/km: required, but missing" in missing.err
+    assert "/km: required, but missing" in missing.err
 
 
 def test_a_failed_call_shows_the_users_own_stack() -> None:

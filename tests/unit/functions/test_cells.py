@@ -45,6 +45,15 @@ def take(annotation: Any) -> Callable[..., Any]:
     return identity
 
 
+@pytest.mark.requirement("D49")
+@pytest.mark.parametrize("annotation", [int, int | None])
+def test_a_thousand_with_a_point_is_no_one(annotation: Any) -> None:
+    assert cells(take(annotation), value="5.0") == 5
+    for text in ("1.000", "-12.00"):
+        assert f'expected an integer, got text ("{text}")' in misfit_of(take(annotation), value=text)
+    assert cells(take(float), value="1.000") == 1.0
+
+
 @pytest.mark.parametrize(
     ("annotation", "text", "value"),
     [
