@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,7 @@ class Code:
         self._load_failure = loading.LoadFailure
         self._arguments_misfit = signature.ArgumentsMisfit
         self._result_misfit = signature.ResultMisfit
+        sys.argv[:] = [f"{module.rpartition('.')[2]}.py"]  # as when the file runs by itself: no words of ours
         try:
             self._bundle = loading.load_bundle(path, module)
         except loading.LoadFailure as failure:

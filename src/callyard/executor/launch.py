@@ -79,5 +79,5 @@ def launch(words: list[str]) -> NoReturn:
 
 if __name__ == "__main__":
     launch(sys.argv[1:])
-elif __name__ == "__mp_main__" and sys.argv[1:2] == [BIND]:  # user code spawned it, by multiprocessing
+elif __name__ == "__mp_main__" and "callyard" not in sys.modules:  # user code spawned it, by multiprocessing
     bind_package()

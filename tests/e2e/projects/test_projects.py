@@ -128,6 +128,20 @@ def test_a_script_with_a_guard(copy_project: CopyProject, callyard: RunIn) -> No
     assert by_itself.stdout == "11\n", by_itself.stderr
 
 
+def test_a_script_that_reads_its_words_at_import(tmp_path: Path, callyard: RunIn) -> None:
+    """It gets none, as when it runs by itself, and no word of ours."""
+    (tmp_path / "words.py").write_text(
+        "import argparse, sys\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--rate', type=int, default=3)\n"
+        "RATE = parser.parse_args().rate\n"
+        "def price(km: int) -> list:\n"
+        "    return [RATE * km, sys.argv, parser.prog]\n"
+    )
+    done = callyard(tmp_path, "run", "words.py:price", "-", rows='{"km": 2}\n')
+    assert done.results[0].get("output") == [6, ["words.py"], "words.py"], done.err
+
+
 def test_dependencies_in_a_script_without_uv_are_listed(copy_project: CopyProject, callyard: RunIn) -> None:
     project = copy_project("script")
     done = callyard(project, "run", "greet.py", "-", PATH="/usr/bin:/bin")
