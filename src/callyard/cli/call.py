@@ -16,7 +16,7 @@ from callyard.cli.screen import Screen
 from callyard.cli.setup import Setup
 from callyard.cli.start import run_command, started_worker
 from callyard.cli.streams import check_stdout, write_stdout
-from callyard.errors import CallFailure, UsageError
+from callyard.errors import CallFailure, Outcome, UsageError
 from callyard.functions.function import Nan
 from callyard.functions.registry import Registry
 from callyard.functions.target import split_target
@@ -101,6 +101,8 @@ def _show_failure(failure: CallFailure, screen: Screen) -> None:
     if failure.stack:
         screen.say(failure.stack.rstrip(), style="dim")
     screen.say(f"{failure.kind.value} ({summarise(failure)}): {failure.message}", style="red")
+    if failure.outcome is Outcome.UNKNOWN:
+        screen.say("the outcome is unknown: what it had begun to do may be done", style="dim")
 
 
 def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:

@@ -7,21 +7,27 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import closing
 from multiprocessing.context import BaseContext
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from callyard.errors import UsageError
 from callyard.futures.engine import Codec, Engine, PoolPromises
 from callyard.futures.json_codec import JsonCodec
 from callyard.futures.setup import CodecName
-from callyard.worker.config import WorkerConfig, count_available_cpus
+from callyard.settings import suggest
+from callyard.worker.config import WORKER_SETTINGS, WorkerConfig, count_available_cpus
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_OWN: Final = ("max_workers", "mp_context", "initializer", "initargs", "max_tasks_per_child", "codec", "on_output")
+_NAMES: Final[Mapping[str, str]] = {
+    **{name: name for name in (*_OWN, *WORKER_SETTINGS)},
+    **dict.fromkeys(("n_jobs", "processes", "num_workers", "max_processes"), "max_workers"),  # as others name it
+}
 
 
 class PoolExecutor(Executor):
@@ -69,6 +75,9 @@ class PoolExecutor(Executor):
                 raise ValueError(f"max_tasks_per_child must be >= 1, got {max_tasks_per_child}")
             settings["recycle_after_calls"] = max_tasks_per_child
         on_output = settings.pop("on_output", print_line)
+        for name in settings:
+            if name not in WORKER_SETTINGS:
+                raise UsageError(f"no setting {name!r}; {suggest(name, _NAMES)}")
         config = WorkerConfig().with_settings(**{"spare_executors": 0, **settings})
         self._max_workers = int(max_workers or count_available_cpus())
         self._engine = Engine(

@@ -419,6 +419,8 @@ def test_a_forked_child_has_no_pool(pool: PoolExecutor) -> None:
         ({"codec": "xml"}, ValueError, "'pickle' or 'json'"),
         ({"sandbox": "auto"}, UsageError, "no sandbox"),
         ({"spare": 1}, UsageError, "no setting 'spare'"),
+        ({"max_worker": 1}, UsageError, "no setting 'max_worker'; did you mean max_workers"),
+        ({"n_jobs": -1}, UsageError, "no setting 'n_jobs'; did you mean max_workers"),
     ],
 )
 def test_what_a_pool_cannot_be(given: dict[str, Any], error: type[Exception], text: str) -> None:
