@@ -127,7 +127,10 @@ class WorkerConfig:
         3, "most attempts of a call that may be retried", low=1, high=100, variable="CALL_RETRY_MAX_ATTEMPTS"
     )
     executor_memory_high_watermark: int = setting(
-        0, "an executor above this resident size takes no more calls; 0: off", high=_MEMORY_MAX, size=True
+        0,
+        "an executor above this resident size takes no more calls, and is replaced once it has none; 0: off",
+        high=_MEMORY_MAX,
+        size=True,
     )
     executor_nice: int = setting(
         0, "how far executors step back behind other processes (`nice`); `callyard serve` says 5", high=19

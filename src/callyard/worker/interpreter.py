@@ -69,7 +69,7 @@ def own_interpreter(origin: str = "Callyard's own") -> Interpreter:
     user_site = site.getusersitepackages()
     in_use = bool(site.ENABLE_USER_SITE) and os.path.isdir(user_site)
     return Interpreter(
-        path=sys.executable,
+        path=_walk_up(sys.executable),
         origin=origin,
         version=sys.version.partition(" ")[0],
         prefixes=(sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix),
@@ -121,7 +121,18 @@ def locate_python(setting: str, folder: Path | None, *, trusted: bool = True) ->
 def python_in(environment: Path) -> str | None:
     """The interpreter of a virtual environment; None: that is none."""
     path = environment / "bin" / "python"
-    return str(path.absolute()) if os.access(path, os.X_OK) else None
+    return _walk_up(str(path.absolute())) if os.access(path, os.X_OK) else None
+
+
+def _walk_up(path: str) -> str:
+    """The same file, without `..`: a sandbox has none of the folders that such a path leads through.
+
+    The file itself may be a link: an environment is found from where its link lies.
+    """
+    if os.pardir not in Path(path).parts:
+        return path
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)
 
 
 def package_finder(setting: str, *, trusted: bool = True) -> Any:
@@ -209,7 +220,7 @@ def _find_named(setting: str) -> str:
     found = shutil.which(str(path))
     if found is None:
         raise UsageError(f"{_show(setting)}: no such interpreter: expected a path, a virtual environment, or a command")
-    return os.path.abspath(found)
+    return _walk_up(str(Path(found).absolute()))
 
 
 def _show(setting: str) -> str:

@@ -144,7 +144,7 @@ class NamedPool:
     spawner: Spawner
     slots: list[Slot] = field(default_factory=list)
     spares: list[Executor] = field(default_factory=list)
-    attached_at_ms: int = 0  # when an executor was last attached, or the pool started
+    ready_at_ms: int = 0  # when an executor last could take calls, or the pool started
     last_loss: str = ""
     unmet_since_ms: dict[Placement, int] = field(default_factory=dict)  # placements that no executor may serve now
     restarts: int = 0  # executors that took the place of another
@@ -238,7 +238,7 @@ class Pool:
 
     async def start(self) -> None:
         for pool in self._pools.values():
-            pool.attached_at_ms = self._clock.now_ms()
+            pool.ready_at_ms = self._clock.now_ms()
         self._arm_tick()
         for slot in self._all_slots():
             await asyncio.shield(self._keep(self._fill(slot)))  # half a start could not be undone
@@ -542,15 +542,27 @@ class Pool:
             self._actor.touch(link)
         if first:
             executor.attached.set()
-            executor.pool.attached_at_ms = executor.heartbeat_at_ms
             self._keep(self._prepare(executor))
             self._change.set()
             self._keep(self._fill_spares(executor.pool))
         elif heartbeat.draining and not executor.retiring:
             self.retire(executor, heartbeat.draining)
-        elif 0 < executor.pool.config.recycle_above_rss < heartbeat.memory_bytes:
-            limit = executor.pool.config.recycle_above_rss
-            self._recycle(executor, f"it held {heartbeat.memory_bytes} bytes, recycle_above_rss={limit}")
+        elif limit := self._outgrown(executor, heartbeat.memory_bytes):
+            self._recycle(executor, f"it held {heartbeat.memory_bytes} bytes, {limit}")
+
+    def _outgrown(self, executor: Executor, memory_bytes: int) -> str:
+        """The setting for which it is replaced at that size; empty: none.
+
+        Above the watermark no call comes to it (X8): without one nothing makes it smaller any more. If it never ended
+        any, the next process would be as large.
+        """
+        config = executor.pool.config
+        if 0 < config.recycle_above_rss < memory_bytes:
+            return f"recycle_above_rss={config.recycle_above_rss}"
+        is_used_up = executor.link.finished_calls and not executor.link.seats
+        if is_used_up and 0 < config.executor_memory_high_watermark <= memory_bytes:
+            return f"executor_memory_high_watermark={config.executor_memory_high_watermark}"
+        return ""
 
     def _recycle(self, executor: Executor, why: str) -> None:
         """For code that leaks (X47): no fault of what runs there now."""
@@ -602,6 +614,7 @@ class Pool:
         snapshot = self._snapshot(executor)
         executor.posted_seq = snapshot.heartbeat_seq
         pool = executor.pool
+        pool.ready_at_ms = self._clock.now_ms()
         self._actor.post(e.ExecutorAttached(snapshot, pool.name, pool.config.executor_memory_high_watermark))
 
     def on_waiting(self, link: ExecutorLink, message: CallWaiting, sidecar: bytes | None) -> None:
@@ -944,7 +957,7 @@ class Pool:
     def _describe_loss(self, executor: Executor, cause: str, message: str) -> str:
         process = executor.process
         text = f"{executor.executor_id} {describe_exit(process.returncode)}" if cause == "exited" else message
-        if not executor.attached.is_set() and process.tail:
+        if not executor.posted_seq and process.tail:  # it died before it could take calls: the lines say why
             text += _indented("\n".join(process.tail))
         return text
 
@@ -1074,10 +1087,15 @@ class Pool:
         return executor.link.running_call() or heartbeat.running_call_id or None
 
     def _judge_pool(self, pool: NamedPool, now_ms: int) -> None:
-        """With no executor for too long, calls that wait for one end `unavailable` with the reason (X71)."""
-        if any(slot.executor is not None and slot.executor.attached.is_set() for slot in pool.slots):
-            pool.attached_at_ms = now_ms
-        elif now_ms - pool.attached_at_ms > self._config.no_executor_timeout_ms:
+        """With no executor for too long, calls that wait for one end `unavailable` with the reason (X71).
+
+        One that loads the code has its time for that, but is no executor yet: it may die of it each time anew.
+        """
+        here = [slot.executor for slot in pool.slots if slot.executor is not None]
+        loading_ms = self._config.start_timeout_ms if any(executor.attached.is_set() for executor in here) else 0
+        if any(executor.posted_seq for executor in here):
+            pool.ready_at_ms = now_ms
+        elif now_ms - pool.ready_at_ms > self._config.no_executor_timeout_ms + loading_ms:
             whose = "" if pool.own is None else f" of pool {pool.name!r}"
             self._on_unavailable(
                 pool.name,

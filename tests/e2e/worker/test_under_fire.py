@@ -180,6 +180,16 @@ async def test_an_executor_that_leaks_is_replaced_and_ends_what_it_has_begun(pat
         assert await worker.call("leak", [1]) != first
 
 
+@pytest.mark.requirement("X8", "X47")
+async def test_an_executor_above_its_memory_is_replaced_once_it_has_no_call(path: Path) -> None:
+    """Else code that leaks would leave all later calls waiting: nothing makes an idle process smaller."""
+    async with start(path, executor_memory_high_watermark=300 << 20) as worker:
+        first = await worker.call("leak", [400])
+        async with asyncio.timeout(WAIT_S):
+            while await worker.call("pid") == first:
+                await asyncio.sleep(0.02)
+
+
 @pytest.mark.requirement("X47")
 async def test_recycling_is_off_by_default(path: Path) -> None:
     async with start(path) as worker:
@@ -227,6 +237,26 @@ async def test_calls_of_a_pool_whose_starts_crash_end_with_the_last_lines(
             await worker.call("pid")
         assert caught.value.kind is ErrorKind.UNAVAILABLE
         assert caught.value.outcome is Outcome.NOT_RUN
+
+
+@pytest.mark.requirement("X45", "X71")
+async def test_calls_end_though_processes_start_and_die_of_the_code(path: Path, tmp_path: Path) -> None:
+    """A process is there each time, and an executor never."""
+    broken = tmp_path / "broken"
+    crash = f"if os.path.exists({str(broken)!r}):\n    os.write(2, b'no license\\n')\n    os.abort()\n"
+    path.write_text(path.read_text() + crash)
+    settings = {"max_restarts": 1, "restart_delay_ms": 1, "backoff_ms": 1_200, "no_executor_timeout_ms": 2_000}
+    async with start(path, spare_executors=0, **settings) as worker:
+        killed = await worker.call("pid")
+        broken.touch()
+        kill(killed, signal.SIGKILL)
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(CallError, match=r"SIGABRT\n *no license") as caught:
+                await worker.call("pid")
+        assert caught.value.kind is ErrorKind.UNAVAILABLE
+        broken.unlink()
+        await wait_for(lambda: worker.slots()[0].is_attached)
+        assert await worker.call("pid") != killed
 
 
 # --- late binding ------------------------------------------------------------------------------------------------

@@ -71,6 +71,21 @@ def test_our_own_is_asked_nothing(tmp_path: Path) -> None:
     assert not is_own("/bin/true")
 
 
+def test_a_way_up_in_its_path_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = make_python(tmp_path / "env")
+    (tmp_path / "far" / "work").mkdir(parents=True)
+    (tmp_path / "near").symlink_to("far/work")  # whose .. is far
+    (tmp_path / "far" / "env").symlink_to("../env")
+    monkeypatch.chdir(tmp_path / "far")
+    upwards = str(tmp_path / "near/../env")
+    for setting in ("../env", "../env/bin/python", upwards, f"{upwards}/bin/python"):
+        assert locate_python(setting, None)[0] == str(python)
+    monkeypatch.setenv("VIRTUAL_ENV", upwards)
+    assert locate_python(AUTO, None)[0] == str(python)
+    monkeypatch.setattr(sys, "executable", f"{upwards}/bin/python")
+    assert choose_interpreter("").path == str(python)
+
+
 def test_commands_look_for_an_environment_and_workers_do_not() -> None:
     assert WorkerConfig().executor_python == ""
     assert WorkerConfig.from_environment({}).executor_python == AUTO

@@ -220,7 +220,8 @@ def run_command(
             "--executor-memory",
             parser=parse_size_bytes,
             metavar="SIZE",
-            help="An executor above this resident size takes no more calls (512MiB). Default: no limit.",
+            help="An executor above this resident size takes no more calls, and is replaced once idle (512MiB). "
+            "Default: no limit.",
             rich_help_panel=EXECUTORS,
         ),
     ] = None,
