@@ -42,7 +42,7 @@ ALLOWED = {
     "sdk_client": CHILD | {"sdk", "sdk_io"},
     "executor": CHILD | {"sdk"},
     "worker": BASE | CHILD | {"cpus", "extras", "quantities", "settings", "system", "scheduler", "executor", "sdk"},
-    "futures": CHILD | {"executor", "scheduler", "worker"},
+    "futures": CHILD | {"executor", "scheduler", "settings", "worker"},
     "dispatch": BASE | {"extras", "locks", "timers", "policy", "functions"},
     "mcp_tools": frozenset({"errors", "extras", "functions"}),
     "transport": BASE | {"policy"},

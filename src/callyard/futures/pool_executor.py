@@ -24,10 +24,10 @@ from callyard.worker.config import WORKER_SETTINGS, WorkerConfig, count_availabl
 P = ParamSpec("P")
 T = TypeVar("T")
 _OWN: Final = ("max_workers", "mp_context", "initializer", "initargs", "max_tasks_per_child", "codec", "on_output")
-_NAMES: Final[Mapping[str, str]] = {
-    **{name: name for name in (*_OWN, *WORKER_SETTINGS)},
-    **dict.fromkeys(("n_jobs", "processes", "num_workers", "max_processes"), "max_workers"),  # as others name it
-}
+_ELSEWHERE: Final[Mapping[str, str]] = dict.fromkeys(
+    ("n_jobs", "processes", "num_workers", "max_processes"), "max_workers"
+)
+"""What other pools call one of ours."""
 
 
 class PoolExecutor(Executor):
@@ -73,11 +73,14 @@ class PoolExecutor(Executor):
                 raise TypeError(f"max_tasks_per_child must be an integer, got {max_tasks_per_child!r}")
             if max_tasks_per_child <= 0:
                 raise ValueError(f"max_tasks_per_child must be >= 1, got {max_tasks_per_child}")
-            settings["recycle_after_calls"] = max_tasks_per_child
+            # Exact as in the standard one: with a second call there already, that one would run in the old process.
+            settings = {"executor_max_inflight": 1, **settings, "recycle_after_calls": max_tasks_per_child}
         on_output = settings.pop("on_output", print_line)
         for name in settings:
             if name not in WORKER_SETTINGS:
-                raise UsageError(f"no setting {name!r}; {suggest(name, _NAMES)}")
+                raise UsageError(
+                    f"no setting {name!r}; {suggest(_ELSEWHERE.get(name, name), (*_OWN, *WORKER_SETTINGS))}"
+                )
         config = WorkerConfig().with_settings(**{"spare_executors": 0, **settings})
         self._max_workers = int(max_workers or count_available_cpus())
         self._engine = Engine(

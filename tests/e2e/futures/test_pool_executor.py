@@ -359,8 +359,16 @@ def test_every_future_ends_when_a_callback_ends_the_loop_s_thread(tmp_path: Path
 def test_max_tasks_per_child() -> None:
     with PoolExecutor(1, max_tasks_per_child=3) as pool:
         pids = [pool.submit(f.pid).result(LONG_S) for _ in range(12)]
-    assert len(set(pids)) >= 3
-    assert max(pids.count(pid) for pid in pids) <= 6
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 3, 3]
+
+
+@pytest.mark.requirement("X47")
+@pytest.mark.parametrize("most", [1, 4])
+def test_max_tasks_per_child_holds_for_calls_that_wait_too(most: int) -> None:
+    """Who says 1 wants a process of its own for each call."""
+    with PoolExecutor(2, max_tasks_per_child=most) as pool:
+        pids = [future.result(LONG_S) for future in [pool.submit(f.pid) for _ in range(10 * most)]]
+    assert max(pids.count(pid) for pid in pids) == most
 
 
 def test_a_pool_that_is_forgotten_ends_after_its_calls(tmp_path: Path) -> None:
