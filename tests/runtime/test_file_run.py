@@ -25,6 +25,7 @@ from callyard.worker.builders import open_source
 from callyard.worker.disk import DISK, Disk
 from callyard.worker.file_run import FileRun, Rerun
 from callyard.worker.journal import Notes, read_journal
+from callyard.worker.outputs import OutputError
 from callyard.worker.results import RunSummary
 from callyard.worker.run_input import is_stored
 
@@ -560,6 +561,22 @@ async def test_an_output_that_was_edited_is_not_resumed(place: Place) -> None:
 
 
 @pytest.mark.requirement("X88")
+async def test_an_output_that_is_removed_while_it_is_written_ends_its_run(place: Place) -> None:
+    """Its results would be nowhere."""
+    place.executors.on_call = lambda row: place.out.unlink(missing_ok=True) if row == 20 else None
+    with pytest.raises(OutputError, match=r"out.jsonl was removed while its run wrote it"):
+        await place.run()
+
+
+@pytest.mark.requirement("X88")
+async def test_an_output_that_was_cut_is_refused_with_what_it_had(place: Place) -> None:
+    await cut_off_late(place)
+    place.out.write_bytes(b"")
+    with pytest.raises(UsageError, match=r"out.jsonl is not as its run left it: it has 0 bytes, and had \d+"):
+        await place.run(AGAIN)
+
+
+@pytest.mark.requirement("X88")
 async def test_what_has_nothing_to_go_on_with(place: Place) -> None:
     await place.run(AGAIN)  # a run that had not begun begins
     assert len(place.results) == ROWS
@@ -587,19 +604,10 @@ async def test_an_appended_run_goes_on_behind_what_was_there(place: Place) -> No
 
 @pytest.mark.requirement("X88")
 async def test_rows_of_no_file_are_compared_as_they_come(tmp_path: Path, make_worker: MakeWorker) -> None:
-    from callyard.worker.builders import open_rows
-
     out = tmp_path / "out.jsonl"
 
     async def run(rows: list[list[int]], rerun: Rerun, disk: Disk = DISK) -> None:
-        file_run = FileRun.prepare(out, rerun, disk=disk)
-        assert file_run is not None
-        try:
-            async with make_worker(Executors(), batch_rows=64) as worker:
-                source, sink = await file_run.begin(worker, open_rows(rows), "safe", {})
-                await worker.run("safe", source, sink, file_run=file_run)
-        finally:
-            file_run.close()
+        await run_rows(make_worker, rows, out, rerun, disk)
 
     rows = [[row] for row in range(2_000)]
     for at in range(20, 1_000, 5):
@@ -616,6 +624,46 @@ async def test_rows_of_no_file_are_compared_as_they_come(tmp_path: Path, make_wo
     assert [msgspec.json.decode(line)["output"] for line in out.read_bytes().splitlines()] == [
         2 * row for row in range(2_000)
     ]
+
+
+@pytest.mark.requirement("X88")
+async def test_a_few_rows_of_no_file_are_compared_too(tmp_path: Path, make_worker: MakeWorker) -> None:
+    out = tmp_path / "out.jsonl"
+    rows = [[0], [7], [2]]
+    await run_rows(make_worker, rows, out, Rerun(), failing=[7])
+    before = out.read_bytes()
+    with pytest.raises(UsageError, match="the first 3 rows of rows are not those that the run began with"):
+        await run_rows(make_worker, [[5], *rows[1:]], out, AGAIN)
+    with pytest.raises(UsageError, match="rows has 2 rows, fewer than those that the run began with"):
+        await run_rows(make_worker, rows[:2], out, AGAIN)
+    assert out.read_bytes() == before
+    with pytest.raises(UsageError, match="the first 3 rows"):
+        await run_rows(make_worker, [[5], *rows[1:]], out, Rerun(retry_failed=True), failing=[7])  # row 1 has run again
+    await run_rows(make_worker, [*rows, [3]], out, AGAIN, failing=[7])  # more of them may have come
+    assert [msgspec.json.decode(line)["ok"] for line in out.read_bytes().splitlines()] == [True, False, True, True]
+
+
+async def run_rows(
+    make_worker: MakeWorker,
+    rows: Iterable[object],
+    out: Path,
+    rerun: Rerun,
+    disk: Disk = DISK,
+    failing: Iterable[int] = (),
+) -> None:
+    from callyard.worker.builders import open_rows
+
+    executors = Executors()
+    executors.failing = set(failing)
+
+    file_run = FileRun.prepare(out, rerun, disk=disk)
+    assert file_run is not None
+    try:
+        async with make_worker(executors, batch_rows=64) as worker:
+            source, sink = await file_run.begin(worker, open_rows(rows), "safe", {})
+            await worker.run("safe", source, sink, file_run=file_run)
+    finally:
+        file_run.close()
 
 
 async def test_the_seed_of_hashes_is_kept(place: Place) -> None:

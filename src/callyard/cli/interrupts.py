@@ -12,7 +12,9 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 SAME_PRESS_S: Final = 0.2
@@ -72,6 +74,15 @@ class Interrupts:
             return exit_status(self.number)
         finally:
             _install(_leave)
+
+    def leaving(self, work: Callable[[], T]) -> T:
+        """`work` holds up the loop for as long as it likes, as to open a named pipe does that has no other end yet, and
+        has nothing to lose: a signal ends the process at once."""
+        _install(_leave)
+        try:
+            return work()
+        finally:
+            _install(self._catch)
 
     def _catch(self, number: int, _: FrameType | None) -> None:
         now_s = time.monotonic()

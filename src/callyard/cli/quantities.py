@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, get_args
 import typer
 
 from callyard.errors import UsageError
-from callyard.functions.function import check_pool_name
+from callyard.functions.function import NANS, check_pool_name
 from callyard.quantities import read_duration_ms, read_size_bytes
 from callyard.worker.failure_limit import FailureLimit
 from callyard.worker.sandbox.levels import CHOICES, LEVELS
@@ -109,9 +109,7 @@ def parse_cache(text: str) -> str:
 
 def parse_nan(text: str) -> str:
     """What NaN in a result becomes. Raises typer.BadParameter."""
-    from callyard.functions.function import Nan
-
-    return _parse_choice(text, get_args(Nan))
+    return _parse_choice(text, NANS)
 
 
 def parse_extra(text: str) -> str:

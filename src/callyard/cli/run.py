@@ -77,7 +77,7 @@ def run_list(options: RunOptions, screen: Screen) -> int:
 
 async def _run(options: RunOptions, screen: Screen, interrupts: Interrupts) -> int:
     path, function = split_target(options.target)
-    source = open_source(options.calls, options.format)
+    source = interrupts.leaving(lambda: open_source(options.calls, options.format))
     file_run = None
     if options.dry_run:
         existing = "append" if options.rerun.goes_on else options.rerun.existing
@@ -122,13 +122,13 @@ async def _run_list(
         calls = CallList(fitted, options.limit)
         rows: CallSource = calls
         if file_run is None:
-            output = RefusedRows(JsonlOutput("-")) if options.dry_run else _open_output(options, spec, fitted)
+            output = interrupts.leaving(lambda: _open_plain(options, spec, fitted))
             tally = Tally(output, calls)
             sink: OutputSink = tally
         else:
             tally, rows, sink = await _begin(file_run, options, worker, calls, name, fitted)
             if file_run.is_resumed and not options.setup.quiet:
-                screen.say(_describe_resume(file_run), style="dim")
+                screen.say(_describe_resume(file_run, options.limit), style="dim")
         live = Live(screen, options.log_level, prefixed=True, keeps_amounts=_has_bar(options, screen))
         run = worker.open_run(
             name,
@@ -197,14 +197,15 @@ async def _begin(
     return tallies[0], rows, sink
 
 
-def _describe_resume(file_run: FileRun) -> str:
+def _describe_resume(file_run: FileRun, limit: int | None) -> str:
     plan = file_run.plan
     text = f"going on with {file_run.path}: {_count(file_run.standing, 'result')} there stay"
     if failed := plan.failed_before + plan.kept_failed:
         text += f", {failed:,} of them failed"
     if plan.again:
         unknown = f" ({plan.again_unknown:,} of them may have had their effect)" if plan.again_unknown else ""
-        text += f", {_count(plan.again, 'failed row')} run again{unknown}"
+        among = "" if limit is None else f", those among the first {_count(limit, 'row')},"
+        text += f", {_count(plan.again, 'failed row')}{among} run again{unknown}"
     return text
 
 
@@ -233,7 +234,10 @@ def _again_with(*more: str) -> str:
     return f"callyard {shlex.join([*words[:end], *more, *words[end:]])}"
 
 
-def _open_output(options: RunOptions, spec: FunctionSpec | None, rows: FittedRows) -> OutputSink:
+def _open_plain(options: RunOptions, spec: FunctionSpec | None, rows: FittedRows) -> OutputSink:
+    """An output without a journal."""
+    if options.dry_run:
+        return RefusedRows(JsonlOutput("-"))
     return open_output(
         options.output,
         existing=options.rerun.existing,
@@ -344,7 +348,7 @@ def show_summary(
             screen.say(f"      {rest_count:,} with other messages")
     if summary.failed and not options.dry_run and os.path.isfile(options.output):
         screen.say(f"all of them: grep '\"ok\":false' {shlex.quote(options.output)}", style="dim")
-    if file_run is not None and (line := _describe_going_on(file_run, tally.not_run)):
+    if file_run is not None and (line := _describe_going_on(file_run, tally.not_run - file_run.unreplaced)):
         screen.say(line, style="dim")
 
 

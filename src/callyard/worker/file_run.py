@@ -179,7 +179,7 @@ class FileRun:
             if notes is not None and not notes.complete:
                 raise OutputError(
                     f"{self.path} has a run that was not finished, which --append would leave so: go on with it by"
-                    f" --resume, or remove {name_state(self.path)} to give it up"
+                    f" --resume (in Python: resume=True), or remove {name_state(self.path)} to give it up"
                 )
             return
         if notes is None:
@@ -187,7 +187,8 @@ class FileRun:
                 return  # a run that has not begun: it does now
             raise OutputError(
                 f"{self.path} has no {name_state(self.path)}, so there is nothing to resume: its run has succeeded, or"
-                " it is not of a run. Give --force to replace it, --append to add to it, or another name"
+                " it is not of a run. Give --force to replace it, --append to add to it, or another name (in Python:"
+                ' existing="overwrite" or "append")'
             )
         self._old = notes
         self._find_begun(notes)
@@ -242,7 +243,7 @@ class FileRun:
         *,
         repeated: Sequence[str] = (),
         with_printed: bool = False,
-        in_front: Callable[[DurableOutput], OutputSink] = lambda output: output,
+        in_front: Callable[[OutputSink], OutputSink] = lambda output: output,
     ) -> tuple[CallSource, OutputSink]:
         """The rows to run, and where their results go. `shape`: options that the lines depend on, of JSON values.
 
@@ -263,7 +264,7 @@ class FileRun:
         shape: Mapping[str, Any],
         repeated: Sequence[str],
         with_printed: bool,
-        in_front: Callable[[DurableOutput], OutputSink],
+        in_front: Callable[[OutputSink], OutputSink],
     ) -> tuple[CallSource, OutputSink]:
         rerun, old, folder, registry = self._rerun, self._old, worker.run_folder, worker.registry
         digest = str(registry.bundle.digest)
@@ -342,7 +343,7 @@ class FileRun:
             hashed=self._source is None,
             expected=None if old is None or rerun.accept_changes else old.rows_digest,
         )
-        self._sink = MergedOutput(in_front(self._output), self._output, self.plan.kept, lost, self._note_written)
+        self._sink = MergedOutput(self._output, in_front, self.plan.kept, lost, self._note_written)
         return self._rows, self._sink
 
     @property
@@ -375,9 +376,10 @@ class FileRun:
         if changes:
             only_code = changes == [_CODE_CHANGED]
             code = " or, after a change of the code, --retry-failed" if only_code else ""
+            word = ", retry_failed=True" if only_code else ""
             raise UsageError(
                 f"{self.path} cannot be resumed: {'; '.join(changes)}. Give --accept-changes{code} to go on all the"
-                " same, or --force to start anew (in Python: accept_changes=True)"
+                f' same, or --force to start anew (in Python: accept_changes=True{word}, existing="overwrite")'
             )
 
     # --- while it runs -------------------------------------------------------------------------------------------
@@ -561,6 +563,11 @@ class FileRun:
         """Failures in the output, whenever they came."""
         counted = 0 if self._sink is None else self._sink.failed
         return self.plan.failed_before + self.plan.kept_failed + counted
+
+    @property
+    def unreplaced(self) -> int:
+        """Rows that were to run again, and keep the failure that they had, since the run was stopped."""
+        return 0 if self._sink is None else self._sink.unreplaced
 
     @property
     def next_row(self) -> int:

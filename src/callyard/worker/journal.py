@@ -193,7 +193,7 @@ def read_journal(path: Path) -> Notes | None:
             if version not in (None, VERSION):
                 raise UsageError(
                     f"{path} is of version {version}, and this Callyard reads version {VERSION}: resume with the"
-                    " Callyard that began the run, or start anew with --force"
+                    ' Callyard that began the run, or start anew with --force (in Python: existing="overwrite")'
                 ) from error
             raise _damaged(path, f"the record at byte {at} is none: {error}") from error
         notes.update(record)
@@ -239,7 +239,7 @@ def _version_of(text: bytes) -> object:
 def _damaged(path: Path, problem: str) -> UsageError:
     return UsageError(
         f"{path} is damaged: {problem}. What it stood for cannot be resumed: keep the output under another name and"
-        " start anew, or give --force to replace it"
+        ' start anew, or give --force to replace it (in Python: existing="overwrite")'
     )
 
 

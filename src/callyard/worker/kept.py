@@ -111,8 +111,8 @@ def _foreign(name: str, number: int, problem: str) -> UsageError:
 
 def refuse_edited(name: str, problem: str) -> UsageError:
     return UsageError(
-        f"{name} is not as its run left it: {problem}. It cannot be resumed: give --force to replace it,"
-        " or write to another file"
+        f"{name} is not as its run left it: {problem}. It cannot be resumed: give --force to replace it (in Python:"
+        ' existing="overwrite"), or write to another file'
     )
 
 

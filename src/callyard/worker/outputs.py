@@ -225,6 +225,17 @@ class JsonlOutput:
             self._disk.sync(self._owned)
         except OSError as error:
             raise OutputError(self._describe(error)) from error
+        if self._is_removed(self._owned):
+            raise OutputError(f"{self.name} was removed while its run wrote it, and its results with it: run it anew")
+
+    def _is_removed(self, fd: int) -> bool:
+        info = os.fstat(fd)
+        if info.st_nlink:
+            return False
+        try:
+            return not os.path.samestat(os.stat(self.name), info)  # there are file systems that count no links
+        except OSError:
+            return True
 
     def _cut(self) -> None:
         if self._cuts:

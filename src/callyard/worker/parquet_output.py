@@ -27,7 +27,7 @@ from callyard.errors import CallFailure, ErrorKind, Outcome
 from callyard.functions.packing import NotReadable, decode_json
 from callyard.scheduler import CallResult
 from callyard.worker.disk import DISK, Disk
-from callyard.worker.kept import read_result
+from callyard.worker.kept import read_result, refuse_edited
 from callyard.worker.outputs import (
     Existing,
     OutputError,
@@ -222,7 +222,7 @@ def read_parts(
     path: Path, first: int, end: int, output_schema: bytes, repeated: Sequence[str], *, with_printed: bool
 ) -> Iterator[tuple[int, bytes, bool]]:
     """The results in the parts from a number up to another: the number, the result's line, and whether the part has the
-    columns that a `ParquetOutput` of these arguments gives it. They are read as the part says. Raises `OutputError`.
+    columns that a `ParquetOutput` of these arguments gives it. They are read as the part says. Raises UsageError.
     """
     arrow = import_arrow("pyarrow", "reading Parquet")
     parquet = import_arrow("pyarrow.parquet", "reading Parquet")
@@ -234,7 +234,7 @@ def read_parts(
                 table = file.read()
             output = table.schema.field("output")
         except (OSError, KeyError, arrow.ArrowException) as error:
-            raise OutputError(f"{part} is not as its run left it: {error}: give --force to start anew") from error
+            raise refuse_edited(str(part), str(error)) from error
         # A type of Arrow's that stands for JSON, as it does inside of a value.
         kind = arrow.large_string() if _is_json(output) else output.type
         is_alike = table.schema.equals(schema) and _is_json(output) is _is_json(schema.field("output"))

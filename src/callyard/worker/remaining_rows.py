@@ -18,7 +18,7 @@ from callyard.worker.results import ToldResult
 from callyard.worker.resume_plan import Plan, Promising
 
 CHECKED_ROWS: Final = 256
-"""Of rows in no file the digest is taken after each so many."""
+"""Of rows in no file the digest is taken after each so many, and after each of the first so many."""
 LOST_MESSAGE: Final = "the run was ended while it ran, or before its result was on disk; it was not run again"
 
 
@@ -68,10 +68,10 @@ class RemainingRows:
         kept = self._plan.kept
         known = iter(()) if kept is None else ((stands, index_of(line)) for stands, line in read_kept(kept))
         stands, known_index = next(known, (False, -1))
-        start = self._plan.start[1]
+        start, count = self._plan.start[1], 0
         try:
             for row in rows:
-                index = row.index
+                index, count = row.index, row.index + 1
                 if self._hash is not None:
                     self._check(row, self._hash)
                 if index < start:
@@ -90,6 +90,8 @@ class RemainingRows:
                     self.passed_over += 1
                 else:
                     yield row
+            if self._expected is not None and count < self._expected[0]:
+                raise self._other_rows(f"{self.name} has {count:,} rows, fewer than those")
             self.ended = True
         finally:
             close_rows(rows)
@@ -104,14 +106,19 @@ class RemainingRows:
         text = row.args if row.failure is None else row.failure.message.encode()
         rows_hash.update(b"%d %b " % (len(text), (row.function or "").encode()))
         rows_hash.update(text)
-        count = row.index + 1
-        if count % CHECKED_ROWS == 0:
+        count, expected = row.index + 1, self._expected
+        if expected is not None and count == expected[0] and rows_hash.hexdigest() != expected[1]:
+            raise self._other_rows(f"the first {count:,} rows of {self.name} are not those")
+        if expected is not None and count <= expected[0]:
+            return  # what is known of them stays so, whatever these turn out to be
+        if count < CHECKED_ROWS or count % CHECKED_ROWS == 0:
             self._digests.append((count, rows_hash.hexdigest()))
-        if self._expected is not None and count == self._expected[0] and rows_hash.hexdigest() != self._expected[1]:
-            raise UsageError(
-                f"the first {count:,} rows of {self.name} are not those that the run began with: give --accept-changes"
-                " to go on all the same, or --force to start anew (in Python: accept_changes=True)"
-            )
+
+    def _other_rows(self, problem: str) -> UsageError:
+        return UsageError(
+            f"{problem} that the run began with: give --accept-changes to go on all the same, or --force to start anew"
+            ' (in Python: accept_changes=True, existing="overwrite")'
+        )
 
     def digest_before(self, row: int) -> tuple[int, str] | None:
         """The last one that was taken of rows before that one only."""

@@ -158,16 +158,22 @@ class Planner:
 
             if ended and has_part(self._path, settled):
                 raise refuse_edited(name, "it has a part behind its last one")
-
-            columns = (self._output_schema, self._repeated)
             for number, line, fits in read_parts(
-                self._path, header.base, settled, *columns, with_printed=self._with_printed
+                self._path,
+                header.base,
+                settled,
+                self._output_schema,
+                self._repeated,
+                with_printed=self._with_printed,
             ):
                 yield OldResult(index_of(line), read_result(line).failure, line, number, fits)
             return
         with self._path.open("rb") as stream:
-            if ended and (rest := os.fstat(stream.fileno()).st_size - settled) > 0:
-                raise refuse_edited(name, f"{rest:,} bytes were added behind its last result")
+            size = os.fstat(stream.fileno()).st_size
+            if size < settled:
+                raise refuse_edited(name, f"it has {size:,} bytes, and had {settled:,}")
+            if ended and size > settled:
+                raise refuse_edited(name, f"{size - settled:,} bytes were added behind its last result")
             yield from read_lines(stream, name, header.base, settled)
 
 

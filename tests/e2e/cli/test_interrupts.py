@@ -182,6 +182,26 @@ def test_a_signal_while_python_still_imports() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+@pytest.mark.parametrize("end", ["rows", "output"])
+def test_a_signal_while_a_named_pipe_has_no_other_end(tmp_path: Path, end: str) -> None:
+    """To open it is what waits, on the thread of the loop: the first press ends the command all the same."""
+    pipe, rows = tmp_path / "pipe", write_rows(tmp_path / "rows.jsonl", [1])
+    os.mkfifo(pipe)
+    words = [str(pipe), "--format", "jsonl"] if end == "rows" else [str(rows), "-o", str(pipe)]
+    program = (
+        "import os, signal, sys\n"
+        f"sys.argv = ['callyard', 'run', {f'{TARGET}:third'!r}, *{words!r}]\n"
+        "def press(event, args):\n"
+        f"    if event == 'open' and str(args[0]) == {str(pipe)!r}:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.addaudithook(press)\n"
+        "from callyard.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize("command", ["call", "list"])
 def test_a_signal_during_a_single_call_or_a_listing(tmp_path: Path, command: str) -> None:
     begun = tmp_path / "begun"

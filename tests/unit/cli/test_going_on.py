@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from callyard.cli.run import _describe_going_on
+from callyard.cli.run import _describe_going_on, _describe_resume
 
 
 def describe(*, failed: int, not_run: int, is_complete: bool = False) -> list[str]:
@@ -39,3 +39,14 @@ def test_rows_that_a_stop_kept_from_running_have_not_failed(monkeypatch: pytest.
     assert describe(failed=1, not_run=0, is_complete=True) == [
         "run again what failed: callyard run f.py r.jsonl --retry-failed"
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [(None, "43 failed rows run again"), (3, "43 failed rows, those among the first 3 rows, run again")],
+)
+def test_failed_rows_behind_a_limit_do_not_run_again(limit: int | None, text: str) -> None:
+    plan = SimpleNamespace(failed_before=0, kept_failed=0, again=43, again_unknown=0)
+    run = SimpleNamespace(path="out.jsonl", standing=387, plan=plan)
+    said = _describe_resume(cast(Any, run), limit)
+    assert said == f"going on with out.jsonl: 387 results there stay, {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from callyard.scheduler import CallResult
 from callyard.worker.disk import DISK
 from callyard.worker.kept import KeptFile
 from callyard.worker.merged_output import MergedOutput
-from callyard.worker.outputs import JsonlOutput, format_line
+from callyard.worker.outputs import JsonlOutput, OutputSink, format_line
 from callyard.worker.results import ToldResult
 
 
@@ -27,6 +28,10 @@ def lost(row: int) -> CallResult:
     return ToldResult(row, None, fail(ErrorKind.CRASHED, "lost", attempts=1, outcome=Outcome.UNKNOWN), 1)
 
 
+def stopped(row: int) -> CallResult:
+    return ToldResult(row, None, fail(ErrorKind.CANCELLED, "cancelled before it ran", outcome=Outcome.NOT_RUN), 0)
+
+
 def merge(folder: Path, rows: str) -> tuple[list[int], MergedOutput]:
     """`rows`, by index: `s` stands, `r` is replaced, `u` was to be replaced and is not, `l` is lost, `n` is new."""
     kept = KeptFile(folder / "kept", DISK)
@@ -36,7 +41,7 @@ def merge(folder: Path, rows: str) -> tuple[list[int], MergedOutput]:
     kept.finish()
     output = JsonlOutput(folder / "out.jsonl", existing="overwrite")
     known = deque(lost(row) for row, state in enumerate(rows) if state == "l")  # as one who reads far ahead knows them
-    merged = MergedOutput(output, output, folder / "kept", known, lambda: None)
+    merged = MergedOutput(output, lambda sink: sink, folder / "kept", known, lambda: None)
     for row, state in enumerate(rows):
         if state in "rn":
             merged.write([succeeded(row)])
@@ -62,3 +67,32 @@ def test_in_order_whatever_they_are(tmp_path_factory: pytest.TempPathFactory, ro
     found, merged = merge(tmp_path_factory.mktemp("merged"), rows)
     assert found == list(range(len(rows)))
     assert merged.failed == rows.count("l") + rows.count("u")
+
+
+@pytest.mark.requirement("X88", "X62")
+def test_a_row_that_a_stop_kept_from_running_again_keeps_what_it_had(tmp_path: Path) -> None:
+    """Whether it may have had its effect is said by the old result; the new one says only that the run was stopped."""
+    old = [lost(0), stopped(1), ToldResult(2, None, fail(ErrorKind.INTERNAL, "it raised"), 1, (), None, b'"id":"A7"')]
+    kept = KeptFile(tmp_path / "kept", DISK)
+    for result in old:
+        kept.add(format_line(result), stands=False)
+    kept.finish()
+    seen: list[CallResult] = []
+
+    class Counting:
+        def __init__(self, sink: OutputSink) -> None:
+            self.flush, self.close, self.abort = sink.flush, sink.close, sink.abort
+            self._sink = sink
+
+        def write(self, results: Sequence[CallResult]) -> None:
+            seen.extend(results)
+            self._sink.write(results)
+
+    output = JsonlOutput(tmp_path / "out.jsonl", existing="overwrite")
+    merged = MergedOutput(output, Counting, tmp_path / "kept", deque(), lambda: None)
+    new = [stopped(0), stopped(1), stopped(2), stopped(3)]
+    merged.write(new)
+    merged.close()
+    assert (tmp_path / "out.jsonl").read_bytes() == b"".join(map(format_line, [*old, stopped(3)]))
+    assert seen == new  # what counts them is told what this run did
+    assert (merged.failed, merged.unreplaced) == (4, 2)
