@@ -120,6 +120,19 @@ async def test_one_place_that_is_named_often_costs_the_executor(
     assert result.ok or result.error.details["cause"] == "malformed_frame"
 
 
+@pytest.mark.requirement("X95")
+async def test_what_was_given_back_counts_no_more(make_worker: MakeWorker) -> None:
+    """Two of them are more than the half holds at one time."""
+
+    def answer(process: FakeProcess, execute: ExecuteCall) -> None:
+        put(process, LARGE)
+        complete_at(process, execute, Stored(execute.payload.call_number, HALF, len(LARGE)))
+
+    async with make_worker(FakeSpawner(answers=answer), arena_bytes_max=2 * HALF) as worker:
+        for _ in range(3):
+            assert await worker.call("effect") == "x" * (len(LARGE) - 2)
+
+
 def in_arena(value: bytes) -> Callable[[FakeProcess, ExecuteCall], None]:
     def answer(process: FakeProcess, execute: ExecuteCall) -> None:
         put(process, value)

@@ -144,6 +144,9 @@ async def test_the_running_time_of_ends_that_come_together_counts_once(link: Exe
     assert isinstance(owner, Owner)
     assert [event.run_us for event in owner.events] == [0, 0, 700]
     assert link.finished_calls == 3
+    ends[-1] = SettledCall(CallId("task-1-2"), 1, failure=CallFailedPayload(1, "internal"))
+    link.data_received(encode_message(CallsSettled(CallsSettledPayload(ends, run_us=800))))
+    assert [event.run_us for event in owner.events[3:]] == [0, 0, 800], "a failure may be the last"
 
 
 @pytest.mark.requirement("X47")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from callyard.wire.messages import ExecuteCall
+from callyard.worker.builders import Row
+from callyard.worker.outputs import MemoryOutput
 
 from .conftest import MakeWorker
 from .fakes import FakeProcess, FakeSpawner
@@ -102,3 +104,28 @@ async def test_large_results_that_wait_hold_back_the_rows_behind_them(make_worke
         process.complete(process.executes[0], text)
         assert len((await first).value) == 20_000
         assert sum([1 async for _ in stream]) == 3_999
+
+
+class Remaining:
+    """A source whose rows have gaps, as those of a run that goes on."""
+
+    name = "remaining"
+    may_block = False
+    read_fraction = None
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self.total: int | None = len(indices)
+        self._indices = indices
+
+    def rows(self) -> Iterator[Row]:
+        return (Row(index, b"[]") for index in self._indices)
+
+
+@pytest.mark.requirement("X88")
+async def test_rows_that_do_not_follow_one_another_keep_their_places(make_worker: MakeWorker) -> None:
+    """So many that one look at the source takes several together: those of a batch do follow one another."""
+    indices = [index for index in range(3_000) if index % 5 not in (0, 3)]
+    output = MemoryOutput()
+    async with make_worker(FakeSpawner(answers=lambda process, execute: process.complete(execute))) as worker:
+        await worker.run("effect", Remaining(indices), output)
+    assert [result.index for result in output.results] == indices

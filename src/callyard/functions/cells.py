@@ -47,11 +47,13 @@ class Columns:
             name: self._column(part, required=name in required) for name, part in schema.get("properties", {}).items()
         }
         self.others = self._other_columns(schema.get("additionalProperties"))
-        self._all_plain = all(not column.json_starts for column in (*self.named.values(), self.others))
+        columns = (*self.named.values(), self.others)
+        self._all_plain = not any(column.json_starts for column in columns)
+        self._any_whole = any(column.whole for column in columns)
 
     def prepare(self, raw: bytes) -> bytes:
         """`raw`, an object of texts, with empty cells and JSON cells resolved. Raises `ArgumentsMisfit`."""
-        if self._all_plain and b'""' not in raw and b".00" not in raw:
+        if self._all_plain and b'""' not in raw and not (self._any_whole and b".00" in raw):
             return raw
         try:
             cells = _CELLS.decode(raw)
@@ -75,7 +77,7 @@ class Columns:
     def _column(self, schema: Any, *, required: bool) -> Column:
         types = self._types(schema)
         empty = "absent" if not required else "null" if "null" in types else "text"
-        return Column(empty, self._json_starts(types), types - {"null"} == {"integer"})
+        return self._column_of(types, empty)
 
     def _other_columns(self, schema: Any) -> Column:
         """Columns without a name in the schema: the keys of a mapping."""
@@ -83,7 +85,10 @@ class Columns:
             return PLAIN
         types = self._types(schema)
         empty = "null" if "null" in types else "text" if "string" in types else "absent"
-        return Column(empty, self._json_starts(types), types - {"null"} == {"integer"})
+        return self._column_of(types, empty)
+
+    def _column_of(self, types: set[str], empty: str) -> Column:
+        return Column(empty, self._json_starts(types), whole=types - {"null"} == {"integer"})
 
     def _json_starts(self, types: set[str]) -> str:
         starts = "[" * ("array" in types) + "{" * ("object" in types)

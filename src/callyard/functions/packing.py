@@ -70,12 +70,8 @@ def encode_crossing(value: object, *, canonical: bool = False, nan_null: bool = 
     return join_body(head, *buffers)
 
 
-def holds_binary(value: object) -> bool:
-    """Whether bytes, an array, a table or a Shared stand anywhere in a value."""
-    return any(map(_is_binary, kinds_within(value)))
-
-
 def _is_binary(kind: type) -> bool:
+    """Whether it is bytes, an array, a table or a Shared."""
     return kind in _BESIDE or issubclass(kind, bytes | bytearray) or foreign.library_of_type(kind) is not None
 
 
@@ -384,7 +380,6 @@ __all__ = [
     "decode_crossing",
     "decode_json",
     "encode_crossing",
-    "holds_binary",
     "is_packed",
     "read_parts",
 ]

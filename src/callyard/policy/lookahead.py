@@ -16,6 +16,7 @@ FIRST_AHEAD: Final = 16
 AVERAGED_CALLS: Final = 16
 """Over so many ends the observed time is averaged."""
 LIMIT_MAX: Final = 1 << 20
+"""More than any executor is sent."""
 RUN_US_MIN: Final = 1
 """No call is taken for shorter."""
 
@@ -25,7 +26,7 @@ class Lookahead:
     """Of one executor."""
 
     ahead_ms: int
-    """0: there is no limit."""
+    """0: there is no limit but `LIMIT_MAX`."""
     limit: int = 1 + FIRST_AHEAD
     """A line may get one more call while it is shorter: the call that is about to begin counts."""
     per_call_us: float | None = None
@@ -38,15 +39,15 @@ class Lookahead:
     squeezed: bool = False
     """The limit is for the call that holds the line up now."""
 
+    def __post_init__(self) -> None:
+        if not self.ahead_ms:
+            self.limit = LIMIT_MAX
+
     def move(self, now_ms: int) -> None:
         """A call left the line, or came to an empty one."""
         self.moved_at_ms = now_ms
         if self.squeezed:
             self._limit_to(self.per_call_us)
-
-    def __post_init__(self) -> None:
-        if not self.ahead_ms:
-            self.limit = LIMIT_MAX
 
     def end(self, run_us: int) -> None:
         """A call ended. `run_us`: how long it had run, with those that ended just before it and told nothing."""
@@ -75,7 +76,6 @@ class Lookahead:
     def _limit_to(self, per_call_us: float | None) -> None:
         self.squeezed = False
         if not self.ahead_ms:
-            self.limit = LIMIT_MAX
             return
         ahead = FIRST_AHEAD if per_call_us is None else int(self.ahead_ms * 1_000 / max(per_call_us, RUN_US_MIN))
         self.limit = 1 + max(1, ahead)

@@ -234,7 +234,7 @@ class Scheduler(Decisions):
             return self._release_stale(event.executor_id, event.call_id, event.attempt_seq)
         ex = call.executor
         assert ex is not None
-        line = ex.lookahead
+        line = ex.lookahead  # by hand, for each call: as `_prove_begun` does, but for what `_release` will do
         if not call.begun and call.parent is None and now_ms != line.moved_at_ms:
             line.move(now_ms)
         if event.run_us:
@@ -607,7 +607,7 @@ class Scheduler(Decisions):
         """The pages of executors are worth a look: calls wait for a line that may have moved on unseen, or stand in one
         while another executor may have nothing to run. Answered by `MarksRead`."""
         index = self._index
-        index.settle()
+        index.refresh_if_crowded()
         if not index.crowded:
             return False
         if index.held and self._turns.rings:

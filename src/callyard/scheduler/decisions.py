@@ -63,7 +63,7 @@ class Decisions(CallLives):
                     call = lane.calls[0]
                 ex = self._index.select(placement, now_ms)
                 if ex is not None and lane.function is not None:
-                    ex = self._share(call.target.function_id, ring, ex, now_ms)
+                    ex = self._share(call.target.function_id, placement, ex, now_ms)
                 if ex is None:
                     continue
                 lane.calls.popleft()
@@ -77,10 +77,11 @@ class Decisions(CallLives):
             if turns.entries + self._subcalls.strayed == entered and not subcalls:
                 return self._decide_exclusive(now_ms, insists=True) if exclusives else []
 
-    def _share(self, function: FunctionId, ring: Ring, best: ExecutorState, now_ms: int) -> ExecutorState | None:
+    def _share(
+        self, function: FunctionId, placement: Placement, best: ExecutorState, now_ms: int
+    ) -> ExecutorState | None:
         """Where a tool call goes: the best executor, or, where its function holds half of them and is not alone, the
         best of those; None: they are full."""
-        placement = ring[0]
         pool = placement.pool
         held = self._shares.held.get((pool, function), {})
         missing = self._shares.missing(pool, now_ms)
@@ -93,7 +94,9 @@ class Decisions(CallLives):
         if not count or count < size // 2:
             return best
         is_alone = self._shares.is_alone(pool, function, now_ms)
-        if is_alone and not any(other[:2] != ring[:2] and other[0].pool == pool for other in self._turns.rings):
+        if is_alone and not any(other[1] != function and other[0].pool == pool for other in self._turns.rings):
+            return best
+        if own and not any(ex.fits(placement) for ex in own):  # they are other tenants': it would wait for those
             return best
         open_to_it = [ex for ex in own if is_eligible(ex, self._config, placement, now_ms)]
         return min(open_to_it, key=lambda ex: score(ex, self._config) or (), default=None)

@@ -206,8 +206,8 @@ class ExecutorIndex:
         self._entered = 0
         """Entries so far: the order of entry, which is the cursor of sampling."""
         self.crowded: dict[ExecutorId, ExecutorState] = {}
-        """Where a call waits behind one that runs, as far as the worker knows; this and `held` are true after `settle`,
-        `refresh` and a choice."""
+        """Where a call waits behind one that runs, as far as the worker knows; this and `held` are true after
+        `refresh_if_crowded`, `refresh` and a choice."""
         self.held: dict[ExecutorId, ExecutorState] = {}
         """Those of them that take no call for their line alone."""
 
@@ -250,7 +250,7 @@ class ExecutorIndex:
             return self._select_sampled(placement, now_ms)
         return self._first(placement, now_ms)
 
-    def settle(self) -> None:
+    def refresh_if_crowded(self) -> None:
         """Make `crowded` and `held` true; at little cost where nobody is crowded, as with one call after the other."""
         for ex in self._touched:
             if self.crowded or (ex.unbegun and len(ex.live) > 1):

@@ -3,9 +3,9 @@
 A call that spins holds up those that share its executor until it is interrupted. So a tool call is not given an
 executor on which its function has none yet when the function holds half of them already and another function has calls
 that wait, or had one bound within the last second: the next one would find no executor that is free of the first. It
-goes to one of those that the function holds. An executor that it brought down counts as one that it holds until another
-has taken its place: else what crashes would take them down one after another. Call lists are one user's own work, and
-share nothing here.
+goes to one of those that the function holds, unless all of them are other tenants', which could never take it. An
+executor that it brought down counts as one that it holds until another has taken its place: else what crashes would
+take them down one after another. Call lists are one user's own work, and share nothing here.
 """
 
 from __future__ import annotations

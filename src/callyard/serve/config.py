@@ -223,7 +223,7 @@ class ServeConfig:
         return {"drain_deadline_ms": self.drain_deadline_ms, "executor_nice": EXECUTOR_NICE}
 
     def worker_config(self, environ: Mapping[str, str], **given: Any) -> WorkerConfig:
-        """The file's settings, then the environment's, then those that were given. Raises UsageError."""
+        """The server's own, then the file's, then the environment's, then those that were given. Raises UsageError."""
         file = {**self.worker_defaults, **self.worker, "pools": self.pools}
         if self.pools and "pools" in given:
             given["pools"] = {**self.pools, **given["pools"]}

@@ -114,6 +114,6 @@ def check_within(stored: Stored, half: tuple[int, int], peer: str) -> None:
         )
 
 
-def round_up(length: int) -> int:
-    """How many bytes of grains a value of `length` takes up."""
-    return -(-length // GRAIN_BYTES) * GRAIN_BYTES
+def round_up(length: int, to: int = GRAIN_BYTES) -> int:
+    """The multiple of `to` that `length` bytes take up."""
+    return -(-length // to) * to

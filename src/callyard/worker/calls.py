@@ -104,26 +104,25 @@ def read_call(
             arguments = asked.pop("args")
         of_one = "" if args else f"; arguments of a function by name are one value: {method}({function!r}, {{…}})"
         check_options(method, asked, known, of_one)
-        return AskedCall(function, _encode_args(arguments, wants_null(asked)), None, asked)
+        return AskedCall(function, _encode_args(arguments, wants_null(asked.get("nan", "refuse"))), None, asked)
     if isinstance(function, BoundCall):
         if args:
             raise TypeError(f"{method}(bind(…), …) takes options by name only: arguments are those of bind")
         check_options(method, kwargs, known)
         outgoing = registry.outgoing(function.function)
-        encoded = outgoing.encode_call(function.args, function.kwargs, nan_null=wants_null(kwargs))
+        encoded = outgoing.encode_call(function.args, function.kwargs, nan_null=wants_null(kwargs.get("nan", "refuse")))
         return AskedCall(outgoing.name, encoded, outgoing, kwargs)
     outgoing = registry.outgoing(function)
     return AskedCall(outgoing.name, encode_for(method, outgoing, tuple(args), kwargs, known), outgoing, {})
 
 
-def wants_null(options: Mapping[str, Any]) -> bool:
-    """Whether NaN is to be null. Raises `UsageError` for an option `nan` that is none."""
-    if "nan" not in options:
+def wants_null(nan: object) -> bool:
+    """Whether NaN is to be null, by an option `nan`. Raises `UsageError` for one that is none."""
+    if nan == "refuse":
         return False
-    nan = options["nan"]
     if nan not in NANS:
         raise UsageError(f"nan must be one of {', '.join(NANS)}, got {nan!r}")
-    return bool(nan == "null")
+    return True
 
 
 def check_options(method: str, given: Collection[str], known: Iterable[str], advice: str = "") -> None:

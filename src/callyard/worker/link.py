@@ -308,8 +308,8 @@ class ExecutorLink(asyncio.Protocol):
                         output = bytes(call.output)
                         seq, used_ms = call.attempt_seq, call.budget_used_ms
                         events.append(CallCompleted(self.executor_id, call.call_id, seq, output, (), used_ms))
-                if calls and isinstance(last := events[-1], CallCompleted):
-                    events[-1] = msgspec.structs.replace(last, run_us=message.payload.run_us)
+                if calls:
+                    events[-1] = msgspec.structs.replace(events[-1], run_us=message.payload.run_us)
             case CallWaiting():
                 self._take_waiting(message, sidecar, events)
             case Heartbeat():

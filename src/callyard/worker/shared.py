@@ -88,7 +88,7 @@ class SharedMemory:
                 f" {self._bytes_max:,}: close one that is not needed, or raise shared_bytes_max"
             )
         try:
-            self._write(encoded, offset, size)
+            self._write(encoded, offset)
         except OSError as error:
             self._free(number, offset, size)
             raise UsageError(f"no memory to share a value of {len(encoded):,} bytes: {error}") from error
@@ -111,11 +111,11 @@ class SharedMemory:
         self._grants[number] = stored.grant
         return stored.offset
 
-    def _write(self, encoded: bytes, offset: int, size: int) -> None:
+    def _write(self, encoded: bytes, offset: int) -> None:
         if self._sealed is not None:
             self._sealed[0][offset : offset + len(encoded)] = encoded
             return
-        os.ftruncate(self._fd, -(-(offset + size) // SHARED_WINDOW_BYTES) * SHARED_WINDOW_BYTES)
+        os.ftruncate(self._fd, round_up(offset + len(encoded), SHARED_WINDOW_BYTES))
         write_at(self._fd, encoded, offset)
 
     def _free(self, number: int, offset: int, size: int) -> None:

@@ -99,10 +99,10 @@ class TaskRun:
         "plan",
         "result_form",
         "source_error",
+        "takes_rows",
         "wants_events",
     )
 
-    takes_rows = True
     trail: SubcallTrail | None = None
     io_options: TaskIoOptions | None = None
     deadline_at_ms: int | None = None
@@ -125,6 +125,7 @@ class TaskRun:
     ) -> None:
         """`keep_shared`: called with the arguments of each row that has binary parts; a failure is the row's."""
         self.plan = plan
+        self.takes_rows = plan.takes_rows
         self.context = _context_of(plan)
         self.audits = view.audits
         self.result_form = form_of(plan)

@@ -486,7 +486,7 @@ class Worker(Calls):
             name = outgoing.name
         spec = self._spec(name)
         _check_whole("deadline_ms", deadline_ms, -MILLISECONDS_MAX, MILLISECONDS_MAX)
-        source: CallSource = open_rows(rows, nan_null=wants_null({"nan": nan}))
+        source: CallSource = open_rows(rows, nan_null=wants_null(nan))
         if isinstance(source, FrameSource) or columns is not None or extra != "refuse":
             source = FittedRows(source, spec, columns=columns, extra=extra)
         run = self._open_run(
@@ -817,7 +817,7 @@ class Worker(Calls):
             uses_slot=streaming,
             takes_rows=row,
             binary=binary,
-            nan_null=nan != "refuse" and wants_null({"nan": nan}),
+            nan_null=wants_null(nan),
         )
         view = self._view
         if budget_ms is not None:

@@ -14,8 +14,9 @@ from callyard.errors import ProtocolError
 from callyard.executor.link import FLUSH_BYTES, FLUSH_FRAMES, PEEK_BYTES, Link, LinkClosed
 from callyard.executor.marks import NO_CALL, MarkPage
 from callyard.ids import CallId, CallNumber
-from callyard.wire.codec import encode_message
-from callyard.wire.messages import CancelCall, CancelCallPayload, CancelReason, HeartbeatAck
+from callyard.wire.codec import decode_executor_message, encode_message
+from callyard.wire.frames import FrameReader
+from callyard.wire.messages import CallsSettled, CancelCall, CancelCallPayload, CancelReason, HeartbeatAck, SettledCall
 
 CANCEL = encode_message(CancelCall(CallId("c-1"), CancelCallPayload(CancelReason.RECALL, 1)))
 ACK = encode_message(HeartbeatAck())
@@ -57,6 +58,21 @@ def test_everything_that_has_come_is_read(ends: Ends) -> None:
     assert len(messages) == 2_000
     ends.worker.sendall(CANCEL[10:])
     assert len(ends.link.read(block=True)) == 1
+
+
+@pytest.mark.requirement("X91")
+@pytest.mark.parametrize(("run_ns", "run_us"), [((400, 1_700), 3), ((1, 0), 1), ((0, 0), 0)])
+def test_ends_that_leave_together_tell_their_running_time_rounded_up(
+    ends: Ends, run_ns: tuple[int, ...], run_us: int
+) -> None:
+    """None at all would say that others tell it."""
+    for number, own_ns in enumerate(run_ns):
+        ends.link.put_settled(SettledCall(CallId(f"c-{number}"), 1), number, own_ns)
+    ends.link.flush()
+    (body,) = FrameReader().feed(received(ends.worker))
+    message, _ = decode_executor_message(body)
+    assert isinstance(message, CallsSettled)
+    assert (len(message.payload.calls), message.payload.run_us) == (len(run_ns), run_us)
 
 
 def test_end_and_nonsense(ends: Ends) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
+from callyard.functions.cells import Columns
 from callyard.functions.signature import ArgumentsMisfit, Invocable
 
 
@@ -52,6 +53,12 @@ def test_a_thousand_with_a_point_is_no_one(annotation: Any) -> None:
     for text in ("1.000", "-12.00"):
         assert f'expected an integer, got text ("{text}")' in misfit_of(take(annotation), value=text)
     assert cells(take(float), value="1.000") == 1.0
+
+
+def test_where_no_column_is_whole_a_price_is_not_looked_at() -> None:
+    raw = b'{"price":"12.00","name":"a"}'
+    prices = Columns({"properties": {"price": {"type": "number"}, "name": {"type": "string"}}})
+    assert prices.prepare(raw) is raw
 
 
 @pytest.mark.parametrize(

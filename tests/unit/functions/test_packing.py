@@ -25,7 +25,7 @@ from callyard.functions.encoding import LEVELS_MAX, ResultMisfit
 from callyard.functions.foreign import NotReadable
 from callyard.functions.misfits import ArgumentsMisfit
 from callyard.functions.outgoing import Outgoing
-from callyard.functions.packing import Packed, decode_crossing, encode_crossing, holds_binary, is_packed
+from callyard.functions.packing import Packed, decode_crossing, encode_crossing, is_packed
 from callyard.functions.signature import Invocable
 from callyard.wire.frames import join_body
 from callyard.wire.values import check_value, json_of
@@ -87,7 +87,6 @@ def test_objects_leave_by_the_names_that_json_has() -> None:
 )
 def test_what_holds_nothing_binary_is_plain_json(value: Any) -> None:
     if not isinstance(value, type):
-        assert not holds_binary(value)
         assert not is_packed(encode_crossing(value))
 
 

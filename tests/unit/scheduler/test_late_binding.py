@@ -41,6 +41,38 @@ def test_the_line_is_as_long_as_calls_are_short() -> None:
     assert h.scheduler.wants_marks
 
 
+def test_ends_that_come_together_count_as_many() -> None:
+    """The last of them tells the running time of all."""
+    h = Harness(executors=1, contexts=128, queue_ahead_ms=5)
+    *sent, last = h.start(16)
+    for one in sent:
+        h.complete(one)
+    h.complete(last, run_us=1_600)
+    assert h.scheduler._index.executors[ExecutorId("exec-0")].lookahead.per_call_us == 100
+
+
+def test_an_end_moves_the_line() -> None:
+    """So nothing is asked back for as long as a line may take: the call behind it begins now."""
+    h = Harness(executors=2, queue_ahead_ms=5)
+    sent = h.start(5)
+    h.now_ms += 50
+    for one in sent:
+        if one.executor_id == "exec-1":
+            h.complete(one)
+    h.complete(sent[0])
+    assert asked_back(h.post(e.MarksRead(()))) == []
+    h.now_ms += 5
+    assert asked_back(h.post(e.MarksRead(()))) == ["t-4", "t-2"]
+
+
+def test_a_look_is_wanted_as_soon_as_a_call_stands_behind_another() -> None:
+    h = Harness(executors=2, queue_ahead_ms=5)
+    h.start(2)
+    assert not h.scheduler.wants_marks
+    h.start(1, name="u")
+    assert h.scheduler.wants_marks
+
+
 def test_one_call_stands_ahead_however_long_calls_are() -> None:
     h = Harness(executors=1, queue_ahead_ms=5)
     slow(h)

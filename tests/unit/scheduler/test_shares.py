@@ -47,14 +47,34 @@ def test_alone_it_has_them_all() -> None:
     assert len(places(call for _ in range(4) for call in h.call(SPIN))) == 4
 
 
-def test_alone_it_has_them_all_whoever_calls_it() -> None:
-    """Tenants have rings of their own with `instance_fairness`: they are no other function."""
-    h = Tools(instance_fairness=True)
-    for tenant in ("a", "b"):
+@pytest.mark.parametrize(("confined", "instance_fairness"), [(False, True), (True, False), (True, True)])
+def test_alone_it_has_them_all_whoever_calls_it(confined: bool, instance_fairness: bool) -> None:
+    """Tenants have rings of their own with `instance_fairness`, and in a sandboxed pool: they are no other function."""
+    spin = function("spin", confined=confined)
+    h = Tools(instance_fairness=instance_fairness)
+    for tenant in ("a", "b", "c"):
         h.open(tenant, tenant=Tenant(tenant), uses_slot=False)
-        h.commit(1, name=tenant, target=SPIN)
+        h.commit(1, name=tenant, target=spin)
     h.attach("exec-0", "exec-1", contexts=1)
     assert places(dispatches(h.turn())) == {"exec-0", "exec-1"}
+
+
+def test_what_others_hold_of_a_sandboxed_pool_is_not_waited_for() -> None:
+    """An executor is one tenant's there: another's call of the same function could never run on it."""
+    spin, healthy = function("spin", confined=True), function("healthy", confined=True)
+    h = Tools(executors=4)
+
+    def call(target: FunctionTarget, name: str, tenant: str) -> set[str]:
+        h.open(name, tenant=Tenant(tenant), uses_slot=False)
+        h.commit(1, name=name, target=target)
+        return places(dispatches(h.turn()))
+
+    held = call(spin, "1", "a") | call(spin, "2", "a")
+    (own,) = call(healthy, "3", "b")
+    assert held.isdisjoint({own})
+    (first,) = call(spin, "4", "b")
+    assert first not in held
+    assert call(spin, "5", "b") == {first}, "among its own it holds to the rule"
 
 
 def test_alone_again_after_a_while() -> None:

@@ -326,6 +326,20 @@ def test_what_a_leader_met_for_where_it_stands_is_no_answer_to_its_equals() -> N
     assert len(h.scheduler._tasks["t"].sharing.cache.entries) == 1
 
 
+@pytest.mark.requirement("X16", "X95")
+def test_what_a_leader_met_for_what_others_wait_for_is_no_answer_to_its_equals() -> None:
+    """On another executor, or a moment later, there is room for its arguments."""
+    h = Harness(executors=1, subcall_args_bytes_max=20)
+    leader, other = dispatches(h.begin(PURE, (PLAIN, b"[2]"), PURE, max_attempts=2))
+    held = h.call(other, PURE, b'["1234567890123"]')
+    (refused,) = resumes(h.ask(leader, PURE, b'["123"]'))
+    assert refused.failure.kind is ErrorKind.RESOURCE_LIMIT
+    h.resume(refused)
+    h.complete(held)
+    (second,) = dispatches(h.fail(leader, ErrorKind.INTERNAL))
+    assert second.call_id == "t-2"
+
+
 @pytest.mark.requirement("X45", "X16")
 def test_a_result_that_a_crash_has_shaped_is_not_kept() -> None:
     h = Harness(executors=2)
