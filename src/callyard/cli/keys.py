@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from callyard.cli.print_config import show_server
 from callyard.cli.screen import Screen
 from callyard.dispatch.stores import open_key_store
 from callyard.dispatch.stores.sqlite import SqliteKeyStore
@@ -19,20 +20,35 @@ from callyard.functions.target import find_target
 from callyard.serve.config import MEMORY, SQLITE, ServeConfig, default_state_dir
 from callyard.serve.keys import KeyView, list_keys, resolve_key, scope_of, view_of
 from callyard.serve.state_folder import KEYS_FILE, folders_of
-from callyard.worker.settings_file import find_settings_file
+from callyard.settings import Given
+from callyard.worker.settings_file import SettingsFile, find_settings_file
 from callyard.yard import run_sync
 
 LOOKED_AT: Final = 10_000
 """Of a tenant's keys, to say why one cannot be resolved."""
 
 
-class Place:
-    """Where the keys of a server are. `config`: the settings file that was named; None: the one that the server finds.
+def show_settings(target: str | None, state_dir: Path | None, config: Path | None) -> str:
+    """What --print-config prints: the server's settings, of which `state_dir`, `store` and `audit_file` count here.
     Raises UsageError."""
+    config, settings = _read_settings(target, config)
+    given = {} if state_dir is None else {"state_dir": Given(state_dir, "--state-dir")}
+    if state_dir is not None:
+        settings = settings.with_settings(state_dir=state_dir)
+    return show_server(None if config is None else SettingsFile.load(config), settings, given)
+
+
+def _read_settings(target: str | None, config: Path | None) -> tuple[Path | None, ServeConfig]:
+    """`config`: the settings file that was named; None: the one that the server finds."""
+    config = config or find_settings_file(target)
+    return config, ServeConfig() if config is None else ServeConfig.read(config)
+
+
+class Place:
+    """Where the keys of a server are. Raises UsageError."""
 
     def __init__(self, target: str | None, state_dir: Path | None, config: Path | None) -> None:
-        config = config or find_settings_file(target)
-        settings = ServeConfig() if config is None else ServeConfig.read(config)
+        config, settings = _read_settings(target, config)
         self.audit_file = settings.audit_file
         folder = state_dir or settings.state_dir
         self.url = ""

@@ -43,6 +43,12 @@ def show_serve(settings: Settings, serve: ServeConfig, given: Layer) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def show_server(file: SettingsFile | None, serve: ServeConfig, given: Layer) -> str:
+    """The table serve alone."""
+    lines = [f"# settings file: {'none' if file is None else file.path}", "", *_serve_lines(file, serve, given)]
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _worker_lines(settings: Settings) -> Iterator[str]:
     yield f"# settings file: {settings.found.why}"
     yield ""

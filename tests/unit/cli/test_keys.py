@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from callyard.cli.keys import Place, resolve_one
+from callyard.cli.keys import Place, resolve_one, show_settings
 from callyard.cli.screen import Screen
 from callyard.dispatch.stores.sqlite import SqliteKeyStore
 from callyard.ids import CallId
@@ -38,3 +38,19 @@ async def test_a_key_whose_call_runs_is_not_resolved(
     assert await asyncio.to_thread(resolve, retry=True, result=None, audit=None, as_json=False) == 1
     assert capsys.readouterr().err == f"nothing of unknown outcome is {says}\n"
     await store.close()
+
+
+@pytest.mark.requirement("D55")
+def test_the_settings_that_count_are_shown(tmp_path: Path) -> None:
+    file = tmp_path / "callyard.toml"
+    secret = f"sha256:{'0' * 64}"
+    file.write_text(f"[serve]\nstate_dir = 'st'\n[serve.tokens.ci]\nhash = '{secret}'\ntenant = 'acme'\n")
+    target = tmp_path / "functions.py"
+    target.write_text("def f() -> int:\n    return 1\n")
+    shown = show_settings(str(target), None, None)
+    assert f'state_dir = "{tmp_path / "st"}"  # ' in shown
+    assert "callyard.toml:2\n" in shown
+    assert 'store = "sqlite"  # default\n' in shown
+    assert secret not in shown
+    assert f'state_dir = "{tmp_path}"  # --state-dir\n' in show_settings(str(target), tmp_path, file)
+    assert show_settings(None, None, Path(os.devnull)).startswith(f"# settings file: {os.devnull}\n")

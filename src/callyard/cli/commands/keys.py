@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from callyard.cli.options import AsJson, ConfigFile, Debug, StateDir, guard
+from callyard.cli.options import AsJson, ConfigFile, Debug, PrintConfig, StateDir, guard
 
 if TYPE_CHECKING:
     from callyard.cli.screen import Screen
@@ -26,6 +26,7 @@ def keys_list_command(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Only the first N.")] = 1_000,
     state_dir: StateDir = None,
     config: ConfigFile = None,
+    print_config: PrintConfig = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -34,6 +35,8 @@ def keys_list_command(
     def work(screen: Screen) -> int:
         from callyard.cli.keys import Place, list_all
 
+        if print_config:
+            return _show_settings(target, state_dir, config)
         place = Place(target, state_dir, config)
         return list_all(place, screen, unknown=unknown, tenant=tenant, limit=limit, as_json=as_json)
 
@@ -51,6 +54,7 @@ def keys_resolve_command(
     target: Annotated[str | None, typer.Option("--target", metavar="FILE.py", help="Whose server's keys.")] = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
+    print_config: PrintConfig = False,
     calls_log: Annotated[
         Path | None,
         typer.Option("--calls-log", metavar="FILE.jsonl", help="Note it there. Default: audit_file of --config."),
@@ -63,9 +67,19 @@ def keys_resolve_command(
     def work(screen: Screen) -> int:
         from callyard.cli.keys import Place, resolve_one
 
+        if print_config:
+            return _show_settings(target, state_dir, config)
         place = Place(target, state_dir, config)
         return resolve_one(
             place, screen, tenant, tool, key, retry=retry, result=result, audit=calls_log, as_json=as_json
         )
 
     guard(work, debug=debug)
+
+
+def _show_settings(target: str | None, state_dir: Path | None, config: Path | None) -> int:
+    from callyard.cli.keys import show_settings
+    from callyard.cli.streams import write_stdout
+
+    write_stdout(show_settings(target, state_dir, config).encode())
+    return 0
