@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 64 * 1024
 PEEK_BYTES: Final = 64 * 1024
-POLL_NS: Final = 150_000
+POLL_NS: Final = 250_000
+"""About twice what a worker takes to answer one call with the next."""
 FLUSH_BYTES: Final = 64 * 1024
 FLUSH_FRAMES: Final = 64
 SETTLED_BYTES_MAX: Final = 8 * 1024
