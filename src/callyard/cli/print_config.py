@@ -97,7 +97,8 @@ def _serve_origin(name: str, file: SettingsFile | None, given: Layer) -> str:
 def _line(one: Setting, value: Any, origin: str) -> str:
     if value is None:
         return f"# {one.name} is not set"
-    shown = value if isinstance(value, bool | int | list | tuple) and not hasattr(value, "_fields") else str(value)
+    plain = isinstance(value, bool | int | list | tuple | Mapping) and not hasattr(value, "_fields")
+    shown = value if plain else str(value)
     return f"{one.name} = {one.show(mask(shown))}  # {origin}"
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args
 from callyard.cpus import read_cpu_quota
 from callyard.errors import UsageError
 from callyard.functions.function import check_pool_name
+from callyard.ids import Tenant
 from callyard.policy.restart import RestartPolicy
 from callyard.policy.stall import MARGIN_MS, derive_stall_timeout_ms
 from callyard.scheduler import SchedulerConfig
@@ -25,6 +26,7 @@ from callyard.worker.sandbox.levels import CHOICES, LEVELS, Level, Limits, Sandb
 
 MIB: Final = 1024 * 1024
 _MEMORY_MAX: Final = 1 << 50
+_WEIGHT_MAX: Final = 1_000_000
 
 
 class ExecutorSpawnMode(StrEnum):
@@ -201,6 +203,9 @@ class WorkerConfig:
         high=1 << 31,
         variable="DISPATCH_INSTANCE_FAIRNESS_QUANTUM",
     )
+    tenant_weights: Mapping[str, int] = setting(
+        dict, "with it, shares of tenants by name, 1 for the others: calls in flight count by them"
+    )
     queue_ahead_ms: int = setting(
         5,
         "work queued ahead at an executor, by the observed time of a call; one call at the least; 0: no limit",
@@ -311,10 +316,18 @@ class WorkerConfig:
         check_choice(self.sandbox, self.sandbox_min)
         if self.sandbox_choice != "off" and self.link_mode == "path":
             raise UsageError("link_mode=path has no sandbox: its link is inherited, link_mode=socketpair")
+        self._check_weights(self.tenant_weights)
         for name, pool in self.pools.items():
             self._check_pool(name, pool)
         if self.batch_rows > self.batch_max_rows:
             raise UsageError(f"need batch_rows <= batch_max_rows, got {self.batch_rows} > {self.batch_max_rows}")
+
+    def _check_weights(self, weights: Mapping[Any, Any]) -> None:
+        for tenant, weight in weights.items():
+            fits = isinstance(weight, int) and not isinstance(weight, bool) and 1 <= weight <= _WEIGHT_MAX
+            if not isinstance(tenant, str) or not fits:
+                text = f"tenant_weights must be names and whole numbers from 1 to {_WEIGHT_MAX:,}"
+                raise Misfit(("tenant_weights", str(tenant)), f"{text}, got {tenant!r}: {weight!r}")
 
     def _check_pool(self, name: str, pool: PoolConfig) -> None:
         check_named_pool(name)
@@ -408,6 +421,7 @@ class WorkerConfig:
             executor_task_slots=self.executor_task_slots,
             instance_fairness=self.instance_fairness,
             instance_fairness_quantum=self.instance_fairness_quantum,
+            tenant_weights={Tenant(name): weight for name, weight in self.tenant_weights.items()},
             queue_ahead_ms=self.queue_ahead_ms,
             base_backoff_ms=self.base_backoff_ms,
             max_collected_output_bytes=self.max_collected_output_bytes,

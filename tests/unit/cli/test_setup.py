@@ -181,7 +181,8 @@ def test_what_is_printed_is_a_settings_file_that_says_the_same(target: Path, tmp
 @pytest.mark.parametrize("worker", ["", "drain_deadline = '9s'\n"])
 def test_what_is_printed_of_a_server_is_what_its_worker_gets(target: Path, worker: str) -> None:
     file = target.parent / "callyard.toml"
-    file.write_text(f"[serve]\ndrain_deadline = '5s'\n[worker]\nmax_restarts = 3\n{worker}[pools.gpu]\nexecutors = 2\n")
+    table = f"[worker]\nmax_restarts = 3\ntenant_weights = {{ acme = 3 }}\n{worker}[pools.gpu]\nexecutors = 2\n"
+    file.write_text(f"[serve]\ndrain_deadline = '5s'\n{table}")
     serve = ServeConfig.read(file)
     printed = show_serve(Setup().read(target, {}), serve, {})
     again = target.parent / "again.toml"

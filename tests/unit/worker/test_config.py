@@ -151,3 +151,12 @@ def test_what_is_no_pool(wrong: dict, told: str) -> None:
 def test_what_a_worker_takes_for_no_pool(pools: dict, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         WorkerConfig(pools=pools)
+
+
+@pytest.mark.requirement("X17", "X73")
+def test_shares_of_tenants() -> None:
+    config = WorkerConfig(instance_fairness=True, tenant_weights={"acme": 3})
+    assert config.scheduler.tenant_weights == {"acme": 3}
+    for weights in ({"acme": 0}, {"acme": True}, {"acme": 1.5}, {7: 1}, {"acme": 1_000_001}):
+        with pytest.raises(UsageError, match="tenant_weights must be names and whole numbers from 1 to 1,000,000"):
+            WorkerConfig(tenant_weights=weights)  # type: ignore[arg-type]
