@@ -63,6 +63,13 @@ def test_call_takes_the_fields_of_the_one_object_as_run_does(words: list[str]) -
     assert "/km: required, but missing" in missing.err
 
 
+@pytest.mark.requirement("X62")
+def test_a_call_that_may_have_had_its_effect_says_so() -> None:
+    unknown = "the outcome is unknown: what it had begun to do may be done\n"
+    assert run("call", f"{TARGET}:die", "x=0").err.endswith(unknown)
+    assert unknown not in run("call", f"{TARGET}:third", "x=tea").err
+
+
 def test_a_failed_call_shows_the_users_own_stack() -> None:
     done = run("call", f"{TARGET}:third", "x=3", "name=tea")
     assert (done.status, done.out) == (1, "")

@@ -129,6 +129,16 @@ def test_what_is_too_deep_or_holds_itself_is_a_misfit(innermost: Any) -> None:
         encode_crossing(endless, canonical=True)
 
 
+@pytest.mark.requirement("D26")
+@pytest.mark.parametrize("canonical", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), [1, float("inf")], (float("-inf"),), {"x": float("nan"), "y": None}])
+def test_what_is_flat_and_not_finite_is_a_misfit(value: Any, canonical: bool) -> None:
+    with pytest.raises(ResultMisfit, match="is not JSON"):
+        encode_crossing(value, canonical=canonical)
+    assert b"null" in encode_crossing(value, canonical=canonical, nan_null=True)
+    assert encode_crossing([1.5, None], canonical=canonical) == b"[1.5,null]"
+
+
 @pytest.mark.requirement("X15")
 def test_equal_values_are_equal_bytes() -> None:
     one = encode_crossing({"b": b"x", "a": {"d": np.ones(2), "c": 1}}, canonical=True)
